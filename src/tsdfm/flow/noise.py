@@ -1,0 +1,83 @@
+"""Uniform random numbers that belong to a sample, not to a batch.
+
+`RowNoise` is a counter-based generator: the numbers of row i are a hash of (seed, i, draw, position) and of nothing
+else. A text therefore does not change with the batch it was made in, a training row sees the same noise on one process
+or on eight, and nothing has to be stored to resume. Every function of `flow` that needs randomness takes `noise`, which
+is either a `RowNoise` or a plain `torch.Generator` (faster on a GPU, tied to the batch).
+
+The hash is two rounds of the splitmix64 finaliser in wrapping 64-bit integers, so CPU and GPU give the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
+MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
+MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
+DRAW_STRIDE = 1 << 40  # positions within one draw stay below this, so draws never share a counter
+
+
+def _shift_right(x: Tensor, bits: int) -> Tensor:
+    """Logical (unsigned) right shift of int64."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def mix64(x: Tensor) -> Tensor:
+    """splitmix64's finaliser: a bijection of 64-bit integers that scatters neighbouring inputs."""
+    x = (x ^ _shift_right(x, 30)) * MIX_1
+    x = (x ^ _shift_right(x, 27)) * MIX_2
+    return x ^ _shift_right(x, 31)
+
+
+@dataclass
+class RowNoise:
+    """A stream of uniforms for each row; `rows` [B] are the rows' own numbers, int64.
+
+    Two `RowNoise` objects with the same seed give row i the same numbers whatever their other rows are, as long as the
+    same draws are asked for in the same order. `stream` separates uses that must not share numbers.
+    """
+
+    seed: int
+    rows: Tensor
+    stream: int = 0
+    draws: int = 0
+    _keys: Tensor = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        salt = torch.tensor([self.seed, self.stream], dtype=torch.int64)
+        salt = mix64(mix64(salt[0] + GOLDEN) ^ (salt[1] * MIX_1))
+        self._keys = mix64(mix64(self.rows.to(torch.int64) + GOLDEN) ^ salt.to(self.rows.device))
+
+    def uniform(self, shape: Sequence[int], dtype: torch.dtype = torch.float64) -> Tensor:
+        """Uniforms in [0, 1) of `shape` = [B, …]; 53 random bits in float64, 24 in float32."""
+        if shape[0] != len(self.rows):
+            raise ValueError(f"noise has {len(self.rows)} rows, {shape[0]} were asked for")
+        inner = torch.Size(shape[1:])
+        place = torch.arange(inner.numel(), device=self.rows.device).view(inner)
+        counter = place + (self.draws * DRAW_STRIDE)
+        self.draws += 1
+        keys = self._keys.view(-1, *[1] * len(inner))
+        bits = mix64(mix64(keys + counter * GOLDEN) + keys)
+        keep = 53 if dtype == torch.float64 else 24
+        return _shift_right(bits, 64 - keep).to(dtype) * 2.0**-keep
+
+    def select(self, index: Tensor) -> RowNoise:
+        """The same streams, at the same place, for some of the rows."""
+        part = RowNoise(self.seed, self.rows[index], self.stream)
+        part.draws = self.draws
+        return part
+
+
+Noise = RowNoise | torch.Generator
+
+
+def uniform(noise: Noise, shape: Sequence[int], device: torch.device, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Uniforms in [0, 1) of `shape` from either kind of noise."""
+    if isinstance(noise, RowNoise):
+        return noise.uniform(shape, dtype).to(device)
+    return torch.rand(tuple(shape), generator=noise, device=device, dtype=dtype)

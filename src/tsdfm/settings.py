@@ -1,0 +1,219 @@
+"""Settings are frozen dataclasses. This file turns a recipe (TOML) and command-line flags into one, and back.
+
+One typed class is the Python call, the recipe section and the flags of a stage at once:
+
+    @dataclass(frozen=True, kw_only=True)
+    class TeacherSettings:
+        steps: int = option(1000, "optimiser steps")
+        net: NetSettings = option(NetSettings(), "the velocity network")
+
+    build(TeacherSettings, {"steps": 10, "net": {"preset": "tiny"}})     # from a recipe
+    parse_flags(TeacherSettings, ["--steps", "10", "--net.preset", "tiny"])  # from the command line
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import tomllib
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tsdfm.errors import UserError
+
+T = TypeVar("T")
+
+
+def option(default: T, help: str) -> T:
+    """A settings field with its default and one line of help."""
+    if dataclasses.is_dataclass(default) or isinstance(default, (list, dict)):
+        made: Any = dataclasses.field(default_factory=lambda: default, metadata={"help": help})
+    else:
+        made = dataclasses.field(default=default, metadata={"help": help})
+    return typing.cast(T, made)
+
+
+def required(help: str) -> Any:
+    """A settings field without a default: the recipe or the command line must give it."""
+    return dataclasses.field(metadata={"help": help})
+
+
+def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
+    """Make a settings object from plain values; unknown keys are answered with the nearest known one."""
+    hints = typing.get_type_hints(cls)
+    known = {f.name: f for f in dataclasses.fields(typing.cast(Any, cls))}
+    place = f" in [{where}]" if where else ""
+    for key in values:
+        if key not in known:
+            raise UserError(f"unknown setting {key!r}{place}{nearest(key, known)}")
+    missing = [n for n, f in known.items() if n not in values and _has_no_default(f)]
+    if missing:
+        raise UserError(f"missing setting {missing[0]!r}{place}: {known[missing[0]].metadata.get('help', 'required')}")
+    made = {n: convert(hints[n], v, _dotted(where, n)) for n, v in values.items()}
+    return cls(**made)
+
+
+def convert(kind: Any, value: Any, where: str) -> Any:
+    """Read `value` (from TOML or a flag) as type `kind`, or say which setting is wrong and what it takes."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        if isinstance(value, typing.cast(type, kind)):
+            return value
+        if isinstance(value, Mapping):
+            return build(typing.cast(type, kind), value, where)
+        raise UserError(f"{where} takes a table of settings, not {value!r}")
+    if origin in (types.UnionType, typing.Union):
+        if value is None or (isinstance(value, str) and value.lower() == "none"):
+            if type(None) in args:
+                return None
+            raise UserError(f"{where} may not be none")
+        return convert(next(a for a in args if a is not type(None)), value, where)
+    if origin is typing.Literal:
+        if value in args:
+            return value
+        raise UserError(f"{where} takes one of {', '.join(map(str, args))}, not {value!r}{nearest(str(value), args)}")
+    if origin is tuple:
+        items = value.split(",") if isinstance(value, str) else value
+        if not isinstance(items, Sequence):
+            raise UserError(f"{where} takes a list, not {value!r}")
+        return tuple(convert(args[0], item, where) for item in items)
+    return _scalar(kind, value, where)
+
+
+def _scalar(kind: Any, value: Any, where: str) -> Any:
+    if kind is bool:
+        words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, str) and value.lower() in words:
+            return words[value.lower()]
+        raise UserError(f"{where} takes true or false, not {value!r}")
+    if kind in (int, float):
+        try:
+            number = float(value) if not isinstance(value, bool) else None
+        except (TypeError, ValueError):
+            number = None
+        if number is not None and (kind is float or number == int(number)):
+            return kind(number) if kind is float or abs(number) > 2**53 else int(number)
+        raise UserError(f"{where} takes {'a whole number' if kind is int else 'a number'}, not {value!r}")
+    if kind is Path:
+        return Path(value).expanduser()
+    if kind is str and isinstance(value, (str, int, float)):
+        return str(value)
+    raise UserError(f"{where} takes {getattr(kind, '__name__', kind)}, not {value!r}")
+
+
+def to_dict(settings: Any) -> Any:
+    """Plain values (for JSON manifests and TOML) of a settings object."""
+    if dataclasses.is_dataclass(settings):
+        return {f.name: to_dict(getattr(settings, f.name)) for f in dataclasses.fields(settings)}
+    if isinstance(settings, (tuple, list)):
+        return [to_dict(item) for item in settings]
+    return str(settings) if isinstance(settings, Path) else settings
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with `over` on top; tables are merged key by key."""
+    out = dict(base)
+    for key, value in over.items():
+        below = out.get(key)
+        out[key] = merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return out
+
+
+def nearest(word: str, known: Any) -> str:
+    """`; did you mean 'x'?` for the closest known word, or the list of what is known."""
+    names = [str(k) for k in known]
+    close = difflib.get_close_matches(word, names, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(names)}"
+
+
+def add_flags(parser: argparse.ArgumentParser, cls: type) -> None:
+    """Give `parser` one flag for each field of `cls`; nested settings become `--group.name` under their own heading."""
+    for title, fields in _groups(cls):
+        group = parser.add_argument_group(title) if title else parser
+        for name, kind, default, text in fields:
+            shown = "required" if default is dataclasses.MISSING else f"default {_show(default)}"
+            group.add_argument(
+                f"--{name.replace('_', '-')}",
+                dest=name,
+                default=argparse.SUPPRESS,
+                metavar=_metavar(kind),
+                nargs="?" if kind is bool else None,
+                const="true" if kind is bool else None,
+                help=f"{text} ({shown})".replace("%", "%%"),
+            )
+
+
+def flag_values(found: Mapping[str, Any], cls: type) -> dict[str, Any]:
+    """The flags that were given, as the nested plain values `build` takes."""
+    out: dict[str, Any] = {}
+    names = {name for _, fields in _groups(cls) for name, *_ in fields}
+    for name in names & set(found):
+        *path, last = name.split(".")
+        table = out
+        for part in path:
+            table = table.setdefault(part, {})
+        table[last] = found[name]
+    return out
+
+
+def load_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as plain values, or one clear line."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"no recipe at {path}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+        raise UserError(f"{path} is not valid TOML: {problem}") from None
+
+
+def _groups(cls: type, prefix: str = "", title: str = "") -> Iterator[tuple[str, list[tuple[str, Any, Any, str]]]]:
+    hints = typing.get_type_hints(cls)
+    plain, nested = [], []
+    for f in dataclasses.fields(typing.cast(Any, cls)):
+        text = f.metadata.get("help", "")
+        if dataclasses.is_dataclass(hints[f.name]):
+            nested.append((f, text))
+        elif not _is_table_list(hints[f.name]):
+            default = f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
+            plain.append((prefix + f.name, hints[f.name], default, text))
+    yield title, plain
+    for f, text in nested:
+        yield from _groups(hints[f.name], f"{prefix}{f.name}.", f"{prefix}{f.name}: {text}")
+
+
+def _is_table_list(kind: Any) -> bool:
+    return typing.get_origin(kind) is tuple and dataclasses.is_dataclass(typing.get_args(kind)[0])
+
+
+def _metavar(kind: Any) -> str:
+    args = [a for a in typing.get_args(kind) if a is not type(None) and a is not Ellipsis]
+    origin = typing.get_origin(kind)
+    if origin is typing.Literal:
+        return "{" + ",".join(map(str, args)) + "}"
+    if origin is tuple:
+        return f"{_metavar(args[0])},…"
+    if args:
+        return _metavar(args[0])
+    return {int: "N", float: "X", bool: "true|false", Path: "PATH"}.get(kind, "TEXT")
+
+
+def _show(default: Any) -> str:
+    if isinstance(default, bool):
+        return str(default).lower()
+    if isinstance(default, (tuple, list)):
+        return ",".join(map(str, default)) or "empty"
+    return "none" if default is None else str(default)
+
+
+def _has_no_default(f: dataclasses.Field[Any]) -> bool:
+    return f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+
+
+def _dotted(where: str, name: str) -> str:
+    return f"{where}.{name}" if where else name
