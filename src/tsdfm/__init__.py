@@ -1,3 +1,31 @@
-"""Trajectory-Shaped Discrete Flow Matching: language models that write a whole text in a few network passes."""
+"""Trajectory-Shaped Discrete Flow Matching: language models that write a whole text in a few network passes.
+
+    import tsdfm
+    model = tsdfm.load("runs/demo/teacher-uniform")
+    print(model.sample(n=4, steps=32, seed=0).texts)
+
+Nothing heavy is imported until it is used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+__all__ = ["UserError", "__version__", "load"]
+
+if TYPE_CHECKING:
+    from tsdfm.errors import UserError
+    from tsdfm.samples.model import load
+
+
+def __getattr__(name: str) -> Any:
+    if name == "load":
+        from tsdfm.samples.model import load
+
+        return load
+    if name == "UserError":
+        from tsdfm.errors import UserError
+
+        return UserError
+    raise AttributeError(f"module 'tsdfm' has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""One training loop for every stage, and what it stands on: checkpoints, manifests, processes, precision, logs."""

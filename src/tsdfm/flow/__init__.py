@@ -1,0 +1,53 @@
+"""The mathematics of discrete flow matching. Takes callables, knows no network.
+
+schedule   κ(t)                          source   what x_0 is: random tokens or [MASK]
+path       x_t between x_0 and x_1       noise    random numbers that belong to a row
+draw       tokens from logits            jump     one step from t to t + h
+solver     many steps, from 0 to 1       loss     cross-entropy, generalised KL
+elbo       a bound of −log p(text)
+"""
+
+from tsdfm.flow.draw import Other, draw, draw_other, shape_logits
+from tsdfm.flow.elbo import bits_per_character, elbo, elbo_rows
+from tsdfm.flow.jump import CumulativeJump, EulerJump, Jump, jump_from
+from tsdfm.flow.loss import cross_entropy, generalised_kl
+from tsdfm.flow.noise import Noise, RowNoise, uniform
+from tsdfm.flow.path import Posterior, interpolate
+from tsdfm.flow.schedule import Cosine, Polynomial, Schedule, schedule_from
+from tsdfm.flow.solver import Model, Solution, Step, check_grid, grid, solve
+from tsdfm.flow.source import Mask, Source, Uniform, source_from
+
+__all__ = [
+    "Cosine",
+    "CumulativeJump",
+    "EulerJump",
+    "Jump",
+    "Mask",
+    "Model",
+    "Noise",
+    "Other",
+    "Polynomial",
+    "Posterior",
+    "RowNoise",
+    "Schedule",
+    "Solution",
+    "Source",
+    "Step",
+    "Uniform",
+    "bits_per_character",
+    "check_grid",
+    "cross_entropy",
+    "draw",
+    "draw_other",
+    "elbo",
+    "elbo_rows",
+    "generalised_kl",
+    "grid",
+    "interpolate",
+    "jump_from",
+    "schedule_from",
+    "shape_logits",
+    "solve",
+    "source_from",
+    "uniform",
+]

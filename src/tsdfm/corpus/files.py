@@ -1,0 +1,185 @@
+"""Reading documents from local files: text, jsonl (plain, gz, xz, zst) and parquet, one document at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import json
+import lzma
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from tsdfm.corpus.settings import Cut
+from tsdfm.corpus.wikitext import articles
+from tsdfm.errors import UserError
+from tsdfm.settings import nearest
+
+PACKED = {".gz", ".xz", ".zst"}
+FORMATS = {".txt": "text", ".text": "text", ".md": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+
+
+class Document(NamedTuple):
+    """A text and where it came from (a file name and a place in it)."""
+
+    text: str
+    origin: str
+
+
+def file_kind(path: Path) -> str | None:
+    """`text`, `jsonl` or `parquet` by the name's ending (`.jsonl.xz` is jsonl), or None."""
+    suffixes = [s.lower() for s in path.suffixes]
+    if suffixes and suffixes[-1] in PACKED:
+        suffixes.pop()
+    return FORMATS.get(suffixes[-1]) if suffixes else None
+
+
+@contextlib.contextmanager
+def open_text(path: Path) -> Iterator[IO[str]]:
+    """A text stream of a plain or packed UTF-8 file whose line ends are kept; damage becomes one clear line."""
+    try:
+        with _open_bytes(path) as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="\n") as text:
+            yield text
+    except UnicodeDecodeError as problem:
+        raise UserError(f"{path} is not UTF-8 text (byte {problem.object[problem.start]:#04x}): convert it") from None
+    except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as problem:
+        raise UserError(f"{path} is damaged or cut short ({problem}): fetch it again") from None
+    except FileNotFoundError:
+        raise UserError(f"no file at {path}") from None
+    except PermissionError:
+        raise UserError(f"may not read {path}") from None
+
+
+def _open_bytes(path: Path) -> IO[bytes]:
+    match path.suffix.lower():
+        case ".gz":
+            return io.BufferedReader(gzip.open(path, "rb"), 1 << 20)
+        case ".xz":
+            return lzma.open(path, "rb")
+        case ".zst":
+            return _open_zst(path)
+        case _:
+            return path.open("rb")
+
+
+def _open_zst(path: Path) -> IO[bytes]:
+    try:
+        import zstandard
+    except ImportError:
+        raise UserError(f"reading {path.name} needs zstandard: pip install 'tsdfm[zstd]'") from None
+
+    class Reader(io.RawIOBase):
+        """zstandard ends quietly on a file that was cut short; this one says so."""
+
+        def __init__(self) -> None:
+            self.file = path.open("rb")
+            self.unpack = zstandard.ZstdDecompressor().decompressobj(read_across_frames=False)
+            self.ready, self.fresh = b"", True
+
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, buffer: Any) -> int:
+            while not self.ready:
+                packed = self.unpack.unused_data if self.unpack.eof else b""
+                packed = packed or self.file.read(1 << 18)
+                if not packed:
+                    if self.unpack.eof or self.fresh:
+                        return 0
+                    raise EOFError("the last frame has no end")
+                if self.unpack.eof:
+                    self.unpack = zstandard.ZstdDecompressor().decompressobj(read_across_frames=False)
+                self.fresh = False
+                try:
+                    self.ready = self.unpack.decompress(packed)
+                except zstandard.ZstdError as problem:
+                    raise EOFError(str(problem)) from None
+            part, self.ready = self.ready[: len(buffer)], self.ready[len(buffer) :]
+            buffer[: len(part)] = part
+            return len(part)
+
+        def close(self) -> None:
+            self.file.close()
+            super().close()
+
+    return io.BufferedReader(Reader(), 1 << 20)
+
+
+def read_text(path: Path, cut: Cut) -> Iterator[Document]:
+    """The documents of a text file; see `Cut` for where one ends."""
+    with open_text(path) as file:
+        if cut == "whole":
+            yield Document(file.read(), path.name)
+            return
+        parts = {"lines": _lines, "paragraphs": _paragraphs, "wikitext": articles}[cut](file)
+        for number, text in enumerate(parts, 1):
+            yield Document(text, f"{path.name}:{number}")
+
+
+def _lines(file: Iterable[str]) -> Iterator[str]:
+    return (line.removesuffix("\n").removesuffix("\r") for line in file)
+
+
+def _paragraphs(file: Iterable[str]) -> Iterator[str]:
+    held: list[str] = []
+    for line in file:
+        if line.strip():
+            held.append(line)
+        elif held:
+            yield "".join(held).rstrip("\r\n")
+            held = []
+    if held:
+        yield "".join(held).rstrip("\r\n")
+
+
+def read_jsonl(path: Path, field: str) -> Iterator[Document]:
+    """One document from each line of a jsonl file; blank lines are passed over."""
+    with open_text(path) as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            where = f"{path}, line {number}"
+            try:
+                row = json.loads(line)
+            except (json.JSONDecodeError, RecursionError) as problem:
+                raise UserError(f"{where} is not valid JSON ({problem}): mend or remove the line") from None
+            if not isinstance(row, dict):
+                raise UserError(f"{where} is not a JSON object with a field {field!r}")
+            yield Document(pick(row, field, where), f"{path.name}:{number}")
+
+
+def read_parquet(path: Path, field: str) -> Iterator[Document]:
+    """One document from each row of a parquet file; only the wanted columns are read."""
+    try:
+        import pyarrow
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise UserError(f"reading {path.name} needs pyarrow: pip install 'tsdfm[parquet]'") from None
+    try:
+        with parquet.ParquetFile(path) as file:
+            names = field.split("+")
+            for name in names:
+                if name not in file.schema_arrow.names:
+                    raise UserError(f"{path} has no column {name!r}{nearest(name, file.schema_arrow.names)}")
+            number = 0
+            for batch in file.iter_batches(batch_size=256, columns=names):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield Document(pick(row, field, f"{path}, row {number}"), f"{path.name}:{number}")
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowIOError) as problem:
+        first = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
+        raise UserError(f"{path} is not a whole parquet file ({first}): fetch it again") from None
+
+
+def pick(row: Mapping[str, Any], field: str, where: str) -> str:
+    """The text of a row; `a+b` joins two fields by a newline."""
+    texts = []
+    for name in field.split("+"):
+        if name not in row:
+            raise UserError(f"{where} has no field {name!r}{nearest(name, row)}; set `field` to the one with the text")
+        if not isinstance(row[name], str):
+            raise UserError(f"{where}: field {name!r} holds {type(row[name]).__name__}, not text")
+        texts.append(row[name])
+    return "\n".join(texts)

@@ -1,0 +1,46 @@
+"""Documents from a hub dataset, streamed by name; needs a network and the `hub` extra."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tsdfm.corpus.files import Document, pick
+from tsdfm.corpus.settings import SourceSettings
+from tsdfm.corpus.wikitext import articles
+from tsdfm.errors import UserError
+
+
+class Alias(NamedTuple):
+    dataset: str
+    config: str
+    cut: str
+
+
+ALIASES = {
+    "fineweb-edu": Alias("HuggingFaceFW/fineweb-edu", "sample-10BT", "whole"),
+    "wikitext-103": Alias("Salesforce/wikitext", "wikitext-103-raw-v1", "wikitext"),
+}
+
+
+def read_hub(source: SourceSettings) -> Iterator[Document]:
+    """The documents of `source.name`. WikiText's rows are lines, so they are first put together to articles."""
+    name = str(source.name)
+    try:
+        import datasets
+    except ImportError:
+        raise UserError(f"reading {name} from the hub needs datasets: pip install 'tsdfm[hub]'") from None
+    alias = ALIASES.get(name, Alias(name, source.config or "", source.cut))
+    config = source.config or alias.config or None
+    try:
+        rows = datasets.load_dataset(alias.dataset, config, split=source.part, streaming=True)
+        texts = (pick(row, source.field, f"{name}, row {number}") for number, row in enumerate(rows, 1))
+        whole = articles(texts) if alias.cut == "wikitext" else texts
+        for number, text in enumerate(whole, 1):
+            yield Document(text, f"{name}:{number}")
+    except UserError:
+        raise
+    except Exception as problem:  # the hub client raises dozens of kinds: network, name, configuration, permission
+        first = (str(problem).strip().splitlines() or [""])[0]
+        kind = type(problem).__name__
+        raise UserError(f"could not read {name} from the hub ({kind}: {first}): check name and network") from problem

@@ -1,0 +1,112 @@
+"""The corpus stage: sources → mixture → splits → a folder with `train.jsonl.gz`, `valid.jsonl.gz` and a manifest."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from tsdfm.corpus.mixture import mix
+from tsdfm.corpus.progress import TextProgress
+from tsdfm.corpus.settings import CorpusSettings, SourceSettings
+from tsdfm.corpus.source import find_files, read
+from tsdfm.corpus.split import SPLITS, split_of
+from tsdfm.corpus.store import SplitWriter, split_file
+from tsdfm.errors import UserError
+from tsdfm.settings import to_dict
+
+
+def run(settings: CorpusSettings) -> Path:
+    """Make the corpus and return its folder. A finished corpus of the same settings and inputs is left as it is."""
+    from tsdfm.engine.manifest import disk
+
+    sources = settings.all_sources()
+    inputs = _local_inputs(sources, settings.out)
+    if _finished(settings, inputs):
+        return settings.out
+    work = settings.out.with_name(f".{settings.out.name}.tmp-corpus")
+    try:
+        with disk(settings.out):
+            shutil.rmtree(work, ignore_errors=True)
+            work.mkdir(parents=True)
+            counts = _write(settings, sources, work)
+            _finish(settings, work, counts, inputs)
+            work.rename(settings.out)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return settings.out
+
+
+def _local_inputs(sources: tuple[SourceSettings, ...], out: Path) -> dict[str, Path]:
+    """The files and folders that are read, each under a name of its own; a missing one is answered at once."""
+    inputs: dict[str, Path] = {}
+    for number, source in enumerate(sources):
+        if source.path is None:
+            continue
+        find_files(source)
+        if out.resolve().is_relative_to(source.path.resolve()):
+            raise UserError(f"--out {out} lies inside the source {source.path}: it would be read as text next time")
+        inputs[f"source-{number}"] = source.path
+    return inputs
+
+
+def _finished(settings: CorpusSettings, inputs: dict[str, Path]) -> bool:
+    from tsdfm.engine.manifest import NAME, describe, read_manifest
+
+    out = settings.out
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return False
+    if not out.is_dir() or not (out / NAME).is_file():
+        raise UserError(f"{out} is in the way: it is not a corpus; remove it or give another --out")
+    found = read_manifest(out)
+    if found.get("stage") == "corpus" and _same(found["settings"], settings):
+        hashes = {name: describe(path)["sha256"] for name, path in inputs.items()}
+        if hashes == {name: there["sha256"] for name, there in found["inputs"].items()}:
+            return True
+    raise UserError(f"{out} already holds something made with other settings or texts: remove it or give another --out")
+
+
+def _same(found: dict[str, Any], settings: CorpusSettings) -> bool:
+    return {**found, "out": ""} == {**to_dict(settings), "out": ""}
+
+
+def _write(settings: CorpusSettings, sources: tuple[SourceSettings, ...], work: Path) -> list[Counter[str]]:
+    """Write both splits; returns, for each source, the counts `train/documents`, `train/characters`, …"""
+    counts: list[Counter[str]] = [Counter() for _ in sources]
+    streams = [read(source) for source in sources]
+    weights = [source.weight for source in sources]
+    with contextlib.ExitStack() as stack:
+        writers = {split: stack.enter_context(SplitWriter(work, split)) for split in SPLITS}
+        progress = stack.enter_context(TextProgress("corpus"))
+        for index, document in mix(streams, weights, settings.stop):
+            split = split_of(document.text, settings.valid, settings.seed)
+            writers[split].write(document)
+            counts[index][f"{split}/documents"] += 1
+            counts[index][f"{split}/characters"] += len(document.text)
+            progress.advance(1, len(document.text))
+    return counts
+
+
+def _finish(settings: CorpusSettings, work: Path, counts: list[Counter[str]], inputs: dict[str, Path]) -> None:
+    from tsdfm.engine.manifest import file_sha256, write_manifest
+
+    totals = sum(counts, Counter())
+    if not totals["train/documents"]:
+        why = f"all {totals['valid/documents']} documents were held out" if totals else "no document has any text"
+        raise UserError(f"the corpus is empty ({why}): check the sources, limit and valid")
+    splits = {split: {**_both(totals, split), "sha256": file_sha256(split_file(work, split))} for split in SPLITS}
+    labels = [source.label for source in settings.all_sources()]
+    shares = [{"source": label, **{s: _both(c, s) for s in SPLITS}} for label, c in zip(labels, counts, strict=True)]
+    write_manifest(
+        work,
+        stage="corpus",
+        settings=settings,
+        inputs=inputs,
+        extra={"splits": splits, "sources": shares},
+    )
+
+
+def _both(counts: Counter[str], split: str) -> dict[str, int]:
+    return {"documents": counts[f"{split}/documents"], "characters": counts[f"{split}/characters"]}

@@ -1,0 +1,89 @@
+"""What a corpus is made of. One source can be given by flags (`--path`, `--name`), several in a recipe:
+
+[corpus]
+out = "runs/mix/corpus"
+[[corpus.sources]]
+path = "wikipedia"
+weight = 3
+[[corpus.sources]]
+name = "fineweb-edu"
+limit = 100000
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tsdfm.errors import UserError
+from tsdfm.settings import option, required
+
+Kind = Literal["auto", "text", "jsonl", "parquet", "hub", "world"]
+Cut = Literal["whole", "lines", "paragraphs", "wikitext"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceSettings:
+    """One source of documents: a local file or folder (`path`), or something with a name (`name`)."""
+
+    path: Path | None = option(None, "a file, or a folder that is searched for files")
+    name: str | None = option(None, "a hub dataset, fineweb-edu, wikitext-103, or the story world: world, world:small")
+    kind: Kind = option("auto", "what to read; auto goes by the name's ending")
+    field: str = option("text", "field or column that holds the text; 'question+answer' joins two by a newline")
+    cut: Cut = option("whole", "documents of a text file: the whole file, its lines, its paragraphs, WikiText articles")
+    weight: float = option(1.0, "share of the characters this source gets in a mixture")
+    repeat: int = option(1, "read the source this many times over")
+    limit: int | None = option(None, "stop after this many documents of the source (the world needs it)")
+    seed: int = option(0, "seed of the story world")
+    config: str | None = option(None, "configuration of a hub dataset")
+    part: str = option("train", "split of a hub dataset to read")
+
+    def __post_init__(self) -> None:
+        if (self.path is None) == (self.name is None):
+            raise UserError("a corpus source takes either path (a file or folder) or name (a hub dataset, or 'world')")
+        if not self.weight > 0:
+            raise UserError(f"the weight of source {self.label!r} must be above 0, not {self.weight}")
+        if self.repeat < 1 or (self.limit is not None and self.limit < 1):
+            raise UserError(f"repeat and limit of source {self.label!r} must be at least 1")
+
+    @property
+    def label(self) -> str:
+        """A short name for counts and messages; holds no folder of the machine it was read on."""
+        return str(self.name) if self.path is None else self.path.resolve().name
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusSettings:
+    """A corpus: its sources, how they are mixed, and how many documents are held out."""
+
+    out: Path = required("folder for the corpus")
+    path: Path | None = option(None, "the one source, if a file or folder")
+    name: str | None = option(None, "the one source, if a hub dataset, fineweb-edu, wikitext-103, world or world:small")
+    field: str = option("text", "field of the one source that holds the text; 'question+answer' joins two")
+    cut: Cut = option("whole", "documents of a text file: the whole file, its lines, its paragraphs, WikiText articles")
+    limit: int | None = option(None, "stop after this many documents of the one source")
+    sources: tuple[SourceSettings, ...] = option((), "several sources (recipe only: [[corpus.sources]])")
+    stop: Literal["first", "all"] = option(
+        "first", "a mixture ends when its first source runs out (weights hold), or reads all of them (weights give way)"
+    )
+    valid: float = option(0.01, "share of the documents held out for validation")
+    seed: int = option(0, "seed of the split, and of the story world if it is the one source")
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.valid < 1:
+            raise UserError(f"valid is a share of the documents, from 0 up to but not including 1, not {self.valid}")
+
+    def all_sources(self) -> tuple[SourceSettings, ...]:
+        """The sources of the recipe, or the one given by flags."""
+        one = self.path is not None or self.name is not None
+        if one and self.sources:
+            raise UserError("give the corpus either path/name (one source) or sources (several), not both")
+        if one:
+            made = SourceSettings(
+                path=self.path, name=self.name, field=self.field, cut=self.cut, limit=self.limit, seed=self.seed
+            )
+            return (made,)
+        if not self.sources:
+            raise UserError("the corpus has no source: give --path FILE_OR_FOLDER or --name DATASET")
+        return self.sources

@@ -1,0 +1,97 @@
+"""From a source's settings to its documents."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+from tsdfm.corpus.files import Document, file_kind, read_jsonl, read_parquet, read_text
+from tsdfm.corpus.hub import read_hub
+from tsdfm.corpus.settings import SourceSettings
+from tsdfm.errors import UserError
+
+__all__ = ["Document", "find_files", "read"]
+
+
+def read(source: SourceSettings | Path | str) -> Iterator[Document]:
+    """The documents of a source, in a fixed order. Texts without a visible character are passed over.
+
+    for document in read("texts"):      # a folder, or one file
+        print(document.origin, len(document.text))
+    """
+    if not isinstance(source, SourceSettings):
+        source = SourceSettings(path=Path(source))
+    rounds = itertools.chain.from_iterable(_read_once(source) for _ in range(source.repeat))
+    kept = (Document(clean(text), origin) for text, origin in rounds if text and not text.isspace())
+    return itertools.islice(kept, source.limit)
+
+
+def clean(text: str) -> str:
+    """`text`, with half surrogate pairs (which JSON can carry and UTF-8 cannot) replaced by U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+def _read_once(source: SourceSettings) -> Iterator[Document]:
+    if source.path is not None:
+        yield from _read_files(source, source.path)
+    elif source.kind == "world" or (source.kind == "auto" and str(source.name).split(":")[0] == "world"):
+        yield from _read_world(source)
+    elif source.kind in ("auto", "hub"):
+        yield from read_hub(source)
+    else:
+        raise UserError(f"source {source.label!r} of kind {source.kind!r} needs a path, not a name")
+
+
+def _read_world(source: SourceSettings) -> Iterator[Document]:
+    """The story world; `world:small` names one of several."""
+    from tsdfm.corpus.world import stories, world_named
+
+    world = world_named(str(source.name).partition(":")[2] or "full")
+    if source.limit is None:
+        raise UserError("the story world has no end: give limit, the number of stories")
+    for number, text in enumerate(stories(source.seed, source.limit, world=world)):
+        yield Document(text, f"world:{world.name}:{source.seed}:{number}")
+
+
+def _read_files(source: SourceSettings, root: Path) -> Iterator[Document]:
+    for path in find_files(source):
+        kind = source.kind if source.kind != "auto" else file_kind(path)
+        place = path.relative_to(root).as_posix() if root.is_dir() else path.name
+        match kind:
+            case "jsonl":
+                documents = read_jsonl(path, source.field)
+            case "parquet":
+                documents = read_parquet(path, source.field)
+            case _:
+                documents = read_text(path, source.cut)
+        for text, origin in documents:
+            yield Document(text, place + origin.removeprefix(path.name))
+
+
+def find_files(source: SourceSettings) -> list[Path]:
+    """The files of a source in the order they are read: sorted by their path inside the folder."""
+    root, kind = source.path, source.kind
+    if root is None:
+        return []
+    if kind in ("hub", "world"):
+        raise UserError(f"a source of kind {kind!r} takes a name, not a path")
+    if not root.exists():
+        raise UserError(f"no file or folder at {root}")
+    if root.is_file():
+        if kind == "auto" and file_kind(root) is None:
+            raise UserError(f"cannot tell what {root} is by its name: set kind to text, jsonl or parquet")
+        return [root]
+    inside = [p for p in root.rglob("*") if p.is_file() and not _hidden(p.relative_to(root))]
+    found = [p for p in inside if file_kind(p) is not None and kind in ("auto", file_kind(p))]
+    if not found:
+        raise UserError(f"nothing to read in {root}: it has no .txt, .md, .jsonl (.gz, .xz, .zst) or .parquet file")
+    return sorted(found, key=lambda p: p.relative_to(root).as_posix())
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)

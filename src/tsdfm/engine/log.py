@@ -1,0 +1,204 @@
+"""What a run says: `metrics.jsonl` for machines, a progress display or plain lines for people, TensorBoard if asked."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from tsdfm.engine.manifest import disk
+from tsdfm.errors import UserError
+
+NAME = "metrics.jsonl"
+
+
+class Metrics:
+    """`metrics.jsonl`, one object a line: {"step": 100, "kind": "train", "loss": 3.2, …}.
+
+    A run that resumes at `step` drops the lines after it, and a line that a kill cut short, so that the file reads as
+    if the run had never been broken. Values that are not finite are written as null: JSON has no word for them.
+    """
+
+    def __init__(self, run: Path, step: int = 0) -> None:
+        self.path = run / NAME
+        with disk(self.path):
+            run.mkdir(parents=True, exist_ok=True)
+            kept = [line for line in self._lines() if _step(line) <= step] if step else []
+            temp = self.path.with_name(f".{NAME}.tmp-{os.getpid()}")
+            temp.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+            temp.replace(self.path)
+            self._file = self.path.open("a", encoding="utf-8")
+
+    def _lines(self) -> list[str]:
+        if not self.path.is_file():
+            return []
+        return self.path.read_text(encoding="utf-8", errors="replace").split("\n")
+
+    def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
+        """Add one line, flushed at once."""
+        plain = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        with disk(self.path):
+            self._file.write(json.dumps({"step": step, "kind": kind, **plain}) + "\n")
+            self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_metrics(run: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    """The lines of a run's metrics, all or of one kind (`train`, `eval`)."""
+    path = run / NAME
+    if not path.is_file():
+        raise UserError(f"no {NAME} in {run}")
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if _step(line) < math.inf]
+    return [line for line in lines if kind in (None, line["kind"])]
+
+
+def _step(line: str) -> float:
+    """The step of a line; infinite for one that is not whole."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+
+
+class Board:
+    """TensorBoard's files, beside metrics.jsonl."""
+
+    def __init__(self, run: Path, step: int) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise UserError("TensorBoard is not installed: pip install 'tsdfm[tensorboard]'") from None
+        self._writer: Any = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1)
+
+    def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(f"{kind}/{name}", value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Display:
+    """Progress for people: a live bar on a terminal, otherwise one plain line for each report."""
+
+    def __init__(self, steps: int, start: int, stream: TextIO | None = None) -> None:
+        self.steps, self._stream = steps, stream or sys.stderr
+        self._bar: Progress | None = None
+        if self._stream.isatty():
+            console = Console(file=self._stream)
+            columns = (
+                BarColumn(),
+                TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+                TextColumn("{task.description}"),
+            )
+            self._bar = Progress(*columns, console=console, transient=True)
+            self._job = self._bar.add_task("", total=steps, completed=start)
+            self._bar.start()
+
+    def advance(self, step: int) -> None:
+        """A step is done (costs nothing without a terminal)."""
+        if self._bar is not None:
+            self._bar.update(self._job, completed=step)
+
+    def report(self, step: int, values: Mapping[str, float], seconds_a_step: float) -> None:
+        """Show the loss, the speed and the time left."""
+        words = f"loss {values['loss']:.4f}  {short(values['tokens_per_s'])} tokens/s"
+        words += f"  {duration(seconds_a_step * (self.steps - step))} left"
+        if values["skipped"]:
+            words += f"  {values['skipped']:.0f} steps skipped"
+        if self._bar is not None:
+            self._bar.update(self._job, completed=step, description=words)
+        else:
+            self.say(f"step {step}/{self.steps}  {words}")
+
+    def say(self, text: str) -> None:
+        """One line that stays."""
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False)
+        else:
+            print(text, file=self._stream, flush=True)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+class Log:
+    """All of them together; on processes other than the first, none of them."""
+
+    def __init__(self, run: Path, *, step: int, steps: int, tensorboard: bool, main: bool) -> None:
+        self._sinks: list[Metrics | Board] = []
+        self._display: Display | None = None
+        if main:
+            board = [Board(run, step)] if tensorboard else []
+            self._sinks = [Metrics(run, step), *board]
+            self._display = Display(steps, step)
+
+    def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
+        for sink in self._sinks:
+            sink.write(step, kind, values)
+
+    def report(self, step: int, values: Mapping[str, float], seconds_a_step: float) -> None:
+        if self._display is not None:
+            self._display.report(step, values, seconds_a_step)
+
+    def advance(self, step: int) -> None:
+        if self._display is not None:
+            self._display.advance(step)
+
+    def say(self, text: str) -> None:
+        if self._display is not None:
+            self._display.say(text)
+
+    def close(self) -> None:
+        for sink in self._sinks:
+            sink.close()
+        if self._display is not None:
+            self._display.close()
+
+
+class Stopwatch:
+    """Seconds spent training, without the evaluations and saves between."""
+
+    def __init__(self) -> None:
+        self._start, self._out = time.perf_counter(), 0.0
+
+    @contextlib.contextmanager
+    def left_out(self) -> Iterator[None]:
+        """What happens inside does not count."""
+        before = time.perf_counter()
+        yield
+        self._out += time.perf_counter() - before
+
+    def lap(self) -> float:
+        """Seconds since the last lap."""
+        now = time.perf_counter()
+        spent = now - self._start - self._out
+        self._start, self._out = now, 0.0
+        return max(spent, 1e-9)
+
+
+def short(number: float) -> str:
+    """1234567 → 1.2M."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.1f}{letter}"
+    return f"{number:.0f}"
+
+
+def duration(seconds: float) -> str:
+    """3700 → 1h02m."""
+    s = round(seconds)
+    return f"{s // 3600}h{s % 3600 // 60:02d}m" if s >= 3600 else f"{s // 60}m{s % 60:02d}s" if s >= 60 else f"{s}s"

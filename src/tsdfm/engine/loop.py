@@ -1,0 +1,248 @@
+"""The one training loop. A stage brings a `Task`; everything else about training lives here.
+
+    with join(loop.device) as world:
+        loader = Loader(rows, loop.batch, loop.seed, world.rank, world.size)
+        fit(task, lambda step: prefetch(loader, step, world.device), world=world, loop=loop, optim=optim,
+            out=out, record=Record(stage="teacher", settings=settings, inputs={"tokens": tokens}), resume=resume)
+
+Step n trains on `feed(n)`'s batch and its noise, its dropout is seeded from (seed, n, rank), its learning rate is a
+function of n: so weights, average, moments and n are all it takes to go on as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from signal import SIGTERM
+from typing import Any
+
+from torch import Tensor
+
+from tsdfm.engine.checkpoint import Store, read_state
+from tsdfm.engine.distributed import Agreement, World
+from tsdfm.engine.learner import Learner
+from tsdfm.engine.log import Log, Stopwatch
+from tsdfm.engine.manifest import NAME as MANIFEST
+from tsdfm.engine.manifest import make_manifest, write_json
+from tsdfm.engine.meters import Meters
+from tsdfm.engine.optim import lr_at
+from tsdfm.engine.settings import LoopSettings, OptimSettings
+from tsdfm.engine.signals import Signals, Stopped
+from tsdfm.engine.task import Feed, Record, Task
+from tsdfm.errors import UserError
+from tsdfm.settings import to_dict
+
+
+def fit(
+    task: Task,
+    feed: Feed,
+    *,
+    world: World,
+    loop: LoopSettings,
+    optim: OptimSettings,
+    out: Path,
+    record: Record,
+    resume: bool = False,
+) -> Path:
+    """Train `task.model` for `loop.steps` steps and return the folder of the last checkpoint.
+
+    `resume` goes on from the newest checkpoint in `out` (from the start if there is none yet). Without it, a folder
+    that has checkpoints is refused. SIGINT and SIGTERM finish the step, save and raise `Stopped` (code 130 or 143).
+    """
+    check_batch(loop, world)
+    store = Store(out, loop.keep)
+    start = world.same(world.on_main(lambda: opening(store, resume)) or 0)
+    manifest = world.on_main(lambda: make_manifest(**vars(record))) or {}
+    run = Run(task, world, loop, optim, store, manifest)
+    if start:
+        run.restore(store.at(start))
+    return run.train(feed)
+
+
+def check_batch(loop: LoopSettings, world: World) -> None:
+    """Every process takes the same number of rows, in whole micro-batches."""
+    if loop.batch % world.size:
+        raise UserError(f"batch = {loop.batch} cannot be shared equally by {world.size} processes")
+    rows = loop.batch // world.size
+    if loop.micro is not None and loop.micro < rows and rows % loop.micro:
+        raise UserError(f"a step has {rows} rows on each process, which micro = {loop.micro} does not divide")
+
+
+def opening(store: Store, resume: bool) -> int:
+    """The step to start from."""
+    newest = store.newest()
+    if newest is None:
+        return 0
+    if not resume:
+        raise UserError(f"{store.folder.parent} already has checkpoints: use --resume to go on, or another --out")
+    return store.steps()[-1]
+
+
+@dataclass
+class Progress:
+    """What a checkpoint remembers besides tensors."""
+
+    step: int = 0
+    tokens: int = 0
+    best: dict[str, Any] | None = None
+
+
+class Run:
+    """One training run: the learner, its meters, and the folder they are written to."""
+
+    def __init__(
+        self, task: Task, world: World, loop: LoopSettings, optim: OptimSettings, store: Store, manifest: dict[str, Any]
+    ) -> None:
+        self.world, self.loop, self.optim, self.store, self.manifest = world, loop, optim, store, manifest
+        self.learner = Learner(task, world, loop, optim)
+        self.meters = Meters(world)
+        self.done = Progress()
+        self._reported = (0, 0)
+
+    def identity(self) -> dict[str, Any]:
+        """What must not change between a checkpoint and the run that goes on from it.
+
+        Steps, precision, processes, micro-batches and how often to log or save may.
+        """
+        inputs = {name: found["sha256"] for name, found in self.manifest.get("inputs", {}).items()}
+        dials = {"batch": self.loop.batch, "seed": self.loop.seed, "optim": to_dict(self.optim)}
+        return {"stage": self.manifest.get("stage"), **dials, "inputs": inputs}
+
+    def restore(self, checkpoint: Path) -> None:
+        """Go on from a checkpoint, if it belongs to this run."""
+        state = self.world.same(self.world.on_main(lambda: self._check(checkpoint)))
+        self.learner.restore(checkpoint)
+        self.meters.load(state["meters"])
+        self.done = Progress(state["step"], state["tokens"], state["best"])
+        self._reported = (self.done.step, self.done.tokens)
+
+    def _check(self, checkpoint: Path) -> dict[str, Any]:
+        state = read_state(checkpoint)
+        then, now = flat(state["identity"]), flat(self.identity())
+        for name in sorted(then.keys() | now.keys()):
+            if then.get(name) != now.get(name):
+                raise UserError(
+                    f"cannot resume {checkpoint}: {name} was {then.get(name)} and is now {now.get(name)}; "
+                    "use what it was, or start a new run in another folder"
+                )
+        return state
+
+    def train(self, feed: Feed) -> Path:
+        """Run the steps that are left."""
+        done, agreement = self.done, Agreement(self.world)
+        with contextlib.ExitStack() as stack:
+            self._open()
+            stack.callback(self.log.close)
+            batches = feed(done.step)
+            stack.callback(close, batches)
+            signals = stack.enter_context(Signals())
+            while done.step < self.loop.steps:
+                self._step(batches)
+                stop = agreement.any(signals.number is not None) and done.step < self.loop.steps
+                self._look(stop)
+                if stop:
+                    agreement.close()
+                    self.log.say(f"stopped after step {done.step}, saved; the same command with --resume goes on")
+                    raise Stopped(128 + (signals.number or SIGTERM))
+            agreement.close()
+        return self._finish()
+
+    def _open(self) -> None:
+        """Say what is starting, in the folder and to the user."""
+        out, step, steps = self.store.folder.parent, self.done.step, self.loop.steps
+        self.world.on_main(lambda: write_json(out / MANIFEST, {**self.manifest, "finished": False}))
+        log = partial(Log, out, step=step, steps=steps, tensorboard=self.loop.tensorboard)
+        self.log = self.world.on_main(lambda: log(main=True)) or log(main=False)
+        if step:
+            self.log.say(f"resuming at step {step} of {steps}" if step < steps else f"step {step} of {steps} is done")
+        self.watch = Stopwatch()
+
+    def _step(self, batches: Iterator[Any]) -> None:
+        batch = next(batches, None)
+        if batch is None:
+            raise UserError(f"the data ended after {self.done.step} steps of {self.loop.steps}")
+        measured, bad = self.learner.update(batch, self.done.step)
+        self.meters.add(measured, bad)
+        self.done.step += 1
+        self.done.tokens += batch.tokens.numel() * self.world.size
+        self.log.advance(self.done.step)
+
+    def _look(self, stop: bool) -> None:
+        """After a step: report, evaluate and save, each where it is due."""
+        step, loop = self.done.step, self.loop
+        last = step >= loop.steps
+        if last or due(step, loop.log_every):
+            self._report()
+        with self.watch.left_out():
+            improved = (last or due(step, loop.eval_every)) and self._evaluate()
+            if last or stop or improved or due(step, loop.save_every):
+                self._save()
+
+    def _report(self) -> None:
+        done, newest = self.done, self.store.newest()
+        self.meters.guard(self.loop.max_bad, f"the last checkpoint is {newest}" if newest else "no checkpoint yet")
+        means = self.meters.report()
+        seconds = self.watch.lap()
+        steps, tokens = done.step - self._reported[0], done.tokens - self._reported[1]
+        self._reported = (done.step, done.tokens)
+        speed = {"tokens": done.tokens, "tokens_per_s": tokens / seconds, "seconds": seconds}
+        values = {**means, "lr": lr_at(done.step - 1, self.loop.steps, self.optim), **speed}
+        self.log.write(done.step, "train", values)
+        self.log.report(done.step, values, seconds / max(1, steps))
+
+    def _evaluate(self) -> bool:
+        """Evaluate, and say whether this is the best so far."""
+        values = self.learner.evaluate(self.done.step)
+        self.log.write(self.done.step, "eval", values)
+        self.log.say(f"step {self.done.step}  " + "  ".join(f"{name} {value:.4g}" for name, value in values.items()))
+        value = values.get(self.loop.best, math.nan)
+        if not math.isfinite(value) or (self.done.best is not None and value >= self.done.best["value"]):
+            return False
+        self.done.best = {"step": self.done.step, "metric": self.loop.best, "value": value}
+        return True
+
+    def _save(self) -> None:
+        """Write a checkpoint; process 0 does, with tensors gathered from all."""
+        meters, parts = self.meters.state(), self.learner.whole()
+        state = {"tokens": self.done.tokens, "best": self.done.best, "meters": meters, "identity": self.identity()}
+        self.world.on_main(lambda: self._write(parts, state))
+
+    def _write(self, parts: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
+        best = self.done.best
+        self.store.save(self.done.step, parts, state, self.manifest)
+        if best is not None:
+            self.store.mark_best(best)
+        self.store.prune(best["step"] if best is not None else None)
+
+    def _finish(self) -> Path:
+        """Note in the run's manifest that it is finished, and which checkpoint is the result."""
+        out, last = self.store.folder.parent, self.store.at(self.done.step)
+        result = {"finished": True, "checkpoint": last.relative_to(out).as_posix()}
+        self.world.on_main(
+            lambda: write_json(out / MANIFEST, {**self.manifest, **result, "files": read_state(last)["files"]})
+        )
+        return last
+
+
+def due(step: int, every: int) -> bool:
+    """Is it time, with `every` = 0 for never?"""
+    return every > 0 and step % every == 0
+
+
+def close(batches: Iterator[Any]) -> None:
+    """Let a feed end its background thread."""
+    end = getattr(batches, "close", None)
+    if end is not None:
+        end()
+
+
+def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, with dotted names."""
+    out: dict[str, Any] = {}
+    for name, value in table.items():
+        out.update(flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value})
+    return out

@@ -1,0 +1,43 @@
+"""Ctrl-C and SIGTERM ask a run to finish its step, save and leave."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from types import FrameType
+from typing import Any
+
+ASKED = (signal.SIGINT, signal.SIGTERM)
+IMPATIENT = 1.0
+
+
+class Stopped(SystemExit):
+    """A run that a signal ended, after it saved. The exit code is the shell's: 130 for Ctrl-C, 143 for SIGTERM."""
+
+
+class Signals:
+    """While in use, a signal only sets `number`; a second Ctrl-C, a second or more later, interrupts at once.
+
+    (One Ctrl-C can arrive twice: from the terminal and from torchrun.)
+    """
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self._when = 0.0
+        self._before: dict[int, Any] = {}
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        if self.number is None:
+            self.number, self._when = number, time.monotonic()
+        elif number == signal.SIGINT and time.monotonic() - self._when > IMPATIENT:
+            raise KeyboardInterrupt
+
+    def __enter__(self) -> Signals:
+        if threading.current_thread() is threading.main_thread():  # Python lets no other thread set handlers
+            self._before = {number: signal.signal(number, self._take) for number in ASKED}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)

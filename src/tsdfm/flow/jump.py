@@ -1,0 +1,112 @@
+"""Jumps: how a state moves from t to t + h, given the model's p(x_1 | x_t).
+
+Both jumps are the same sentence with another number in it: *a position leaves its token z with probability `leave`
+and goes to a token drawn from p with z taken out*. So a jump needs p(z) and one draw that is not z, and no [B, L, V]
+generator.
+
+    EulerJump        leave = (1 − e^{−hλ(t)})·(1 − p(z)),      λ = κ̇/(1 − κ)
+    CumulativeJump   leave = 1 − [(1 − κ(t+h))/(1 − κ(t))]^{1 − p(z)}
+
+Euler freezes the rate at t: it draws x̂_1 ~ p and jumps, if x̂_1 ≠ z, with the chance that a clock of rate λ(t) rings
+within h. The cumulative jump integrates the rate over the step, exactly for a p that does not change, and so may take
+large steps.
+
+A step that ends at t + h = 1 draws x_1 from p outright: leave = 1 − p(z). With the mask source it touches only the
+positions that are still [MASK], which all leave.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from tsdfm.errors import UserError
+from tsdfm.flow.draw import draw_other
+from tsdfm.flow.noise import Noise, uniform
+from tsdfm.flow.schedule import Schedule
+from tsdfm.flow.source import Source
+
+
+@runtime_checkable
+class Jump(Protocol):
+    """One step of a solver: (x_t [B, L], logits [B, L, V], t [B], h [B], noise) → x_{t+h} [B, L]."""
+
+    @property
+    def schedule(self) -> Schedule: ...
+
+    @property
+    def source(self) -> Source: ...
+
+    def __call__(self, x_t: Tensor, logits: Tensor, t: Tensor, h: Tensor, noise: Noise) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class _Leaving:
+    """What the two jumps share. Row-wise arithmetic on tensors only: safe under `torch.compile`, no device is waited
+    for.
+
+    `keep_revealed` (mask source only) never moves a position that has left [MASK]. The true posterior has p(z) = 1
+    there, so a perfect model does not notice; for a learned one it takes away the chance to revise a token, as MDLM
+    does.
+    """
+
+    schedule: Schedule
+    source: Source
+    keep_revealed: bool = False
+
+    def chance(self, t: Tensor, s: Tensor, h: Tensor, p_other: Tensor) -> Tensor:
+        """The probability of leaving before the last step; t, s = t + h, h are [B, 1], p_other = 1 − p(z) is [B, L]."""
+        raise NotImplementedError
+
+    def leave(self, x_t: Tensor, p_other: Tensor, t: Tensor, h: Tensor) -> Tensor:
+        """The probability of leaving [B, L], float64, the last step included."""
+        # t + h is added in the dtype it came in, where 1 − t was also computed: so it is 1 exactly when it should be
+        s = (t + h).to(torch.float64).view(-1, 1)
+        t, h = t.to(torch.float64).view(-1, 1), h.to(torch.float64).view(-1, 1)
+        last, chance = p_other, self.chance(t, s, h, p_other)
+        if self.source.mask is not None:
+            masked = x_t == self.source.mask
+            last = torch.where(masked, last, 0.0)
+            if self.keep_revealed:
+                chance = torch.where(masked, chance, 0.0)
+        return torch.where(s >= 1.0, last, chance)
+
+    def move(self, x_t: Tensor, logits: Tensor, t: Tensor, h: Tensor, u: Tensor) -> Tensor:
+        """The jump by uniforms u [B, L, 2] (does it leave, and where to): a pure function, the part to compile."""
+        if logits.shape[-1] != self.source.vocab:
+            raise UserError(
+                f"the model gives {logits.shape[-1]} columns, the vocabulary has {self.source.vocab} tokens"
+            )
+        other = draw_other(logits, x_t, u[..., 1])
+        return torch.where(u[..., 0] < self.leave(x_t, other.p_other, t, h), other.tokens, x_t)
+
+    def __call__(self, x_t: Tensor, logits: Tensor, t: Tensor, h: Tensor, noise: Noise) -> Tensor:
+        return self.move(x_t, logits, t, h, uniform(noise, (*x_t.shape, 2), x_t.device))
+
+
+@dataclass(frozen=True)
+class EulerJump(_Leaving):
+    """The plain jump at the rate of time t, first order in h."""
+
+    def chance(self, t: Tensor, s: Tensor, h: Tensor, p_other: Tensor) -> Tensor:
+        clock = torch.where(h > 0, h * self.schedule.rate(t), 0.0)  # λ may be infinite at t = 0 (κ = tⁿ, n < 1)
+        return -torch.expm1(-clock) * p_other
+
+
+@dataclass(frozen=True)
+class CumulativeJump(_Leaving):
+    """The cumulative-scalar jump of FS-DFM; with the mask source and `keep_revealed`, MDLM's ancestral step."""
+
+    def chance(self, t: Tensor, s: Tensor, h: Tensor, p_other: Tensor) -> Tensor:
+        return -torch.expm1(p_other * torch.log(self.schedule.survival(t, s)))
+
+
+def jump_from(name: str, schedule: Schedule, source: Source, *, keep_revealed: bool = False) -> Jump:
+    """A jump from its name, "euler" or "cumulative"."""
+    kinds = {"euler": EulerJump, "cumulative": CumulativeJump}
+    if name not in kinds:
+        raise UserError(f'unknown jump "{name}": use "euler" or "cumulative"')
+    return kinds[name](schedule, source, keep_revealed)

@@ -1,0 +1,145 @@
+"""The schedule κ(t): which share of a sequence has arrived at the data at time t.
+
+κ rises from κ(0) = 0 (all noise) to κ(1) = 1 (all data). Everything is computed in float64 whatever the dtype of `t`,
+and through 1 − κ rather than by subtracting from one, so that t = 0 and t = 1 are exact and nothing cancels near the
+end.
+
+    Polynomial(n)   κ = tⁿ
+    Cosine()        κ = 1 − cos(πt/2)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from tsdfm.errors import UserError
+
+Time = Tensor | float
+
+
+def as_time(t: Time) -> Tensor:
+    """`t` as float64 in [0, 1]; a sum t + h that rounding pushed past 1 is 1."""
+    return torch.as_tensor(t, dtype=torch.float64).clamp(0.0, 1.0)
+
+
+def _power(t: Tensor, n: float) -> Tensor:
+    """tⁿ for t in [0, 1]. Not `t**n`: that may round differently at the end of a vector, and rows must not notice."""
+    if n == 0.0:
+        return torch.ones_like(t)
+    return t if n == 1.0 else torch.exp(n * torch.log(t))
+
+
+@runtime_checkable
+class Schedule(Protocol):
+    """What the rest of `flow` asks of a schedule. Tensors go in and come out with the same shape, in float64."""
+
+    def kappa(self, t: Time) -> Tensor:
+        """κ(t)."""
+        ...
+
+    def remaining(self, t: Time) -> Tensor:
+        """1 − κ(t), without cancellation near t = 1."""
+        ...
+
+    def derivative(self, t: Time) -> Tensor:
+        """κ̇(t)."""
+        ...
+
+    def inverse(self, k: Time) -> Tensor:
+        """The t with κ(t) = k."""
+        ...
+
+    def rate(self, t: Time) -> Tensor:
+        """λ(t) = κ̇/(1 − κ), the rate at which what is still noise arrives; infinite at t = 1."""
+        ...
+
+    def survival(self, t: Time, s: Time) -> Tensor:
+        """(1 − κ(s))/(1 − κ(t)) for t ≤ s: the chance that what is noise at t is still noise at s; 0 at s = 1."""
+        ...
+
+
+class _Base:
+    """`rate` and `survival` follow from κ̇ and 1 − κ."""
+
+    def derivative(self, t: Time) -> Tensor:
+        raise NotImplementedError
+
+    def remaining(self, t: Time) -> Tensor:
+        raise NotImplementedError
+
+    def rate(self, t: Time) -> Tensor:
+        return self.derivative(t) / self.remaining(t)
+
+    def survival(self, t: Time, s: Time) -> Tensor:
+        left = self.remaining(s)
+        # where nothing is left at s the answer is 0, also at t = s = 1 where the quotient would be 0/0
+        return torch.where(left > 0, left / self.remaining(t), torch.zeros_like(left))
+
+
+@dataclass(frozen=True)
+class Polynomial(_Base):
+    """κ(t) = tⁿ; n = 1, the default everywhere, is the straight line.
+
+    >>> Polynomial(2.0).kappa(0.5)
+    tensor(0.2500, dtype=torch.float64)
+    """
+
+    exponent: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (0.0 < self.exponent < math.inf):
+            raise UserError(f"a polynomial schedule needs an exponent above 0, not {self.exponent}")
+
+    def kappa(self, t: Time) -> Tensor:
+        return _power(as_time(t), self.exponent)
+
+    def remaining(self, t: Time) -> Tensor:
+        t = as_time(t)
+        if self.exponent == 1.0:
+            return 1.0 - t
+        return 0.0 - torch.expm1(self.exponent * torch.log(t))  # 0 − 0 is +0 at t = 1, so the rate there is +inf
+
+    def derivative(self, t: Time) -> Tensor:
+        return self.exponent * _power(as_time(t), self.exponent - 1.0)
+
+    def inverse(self, k: Time) -> Tensor:
+        return _power(as_time(k), 1.0 / self.exponent)
+
+
+@dataclass(frozen=True)
+class Cosine(_Base):
+    """κ(t) = 1 − cos(πt/2): slow at first, fastest at the end."""
+
+    def kappa(self, t: Time) -> Tensor:
+        t = as_time(t)
+        # 2 sin²(πt/4) keeps small t exact; at t = 1 it may miss 1 by one bit
+        return torch.where(t < 1.0, (2.0 * torch.sin(t * (math.pi / 4)) ** 2).clamp(max=1.0), torch.ones_like(t))
+
+    def remaining(self, t: Time) -> Tensor:
+        return torch.sin((1.0 - as_time(t)) * (math.pi / 2))  # cos(πt/2), but 0 and not 6e−17 at t = 1
+
+    def derivative(self, t: Time) -> Tensor:
+        return torch.sin(as_time(t) * (math.pi / 2)) * (math.pi / 2)
+
+    def inverse(self, k: Time) -> Tensor:
+        k = as_time(k)
+        t = torch.asin(torch.sqrt(k / 2.0)) * (4.0 / math.pi)
+        return torch.where(k < 1.0, t.clamp(max=1.0), torch.ones_like(k))
+
+
+def schedule_from(text: str) -> Schedule:
+    """A schedule from its name: "poly:1", "poly:2.5", "cosine"."""
+    name, _, number = text.strip().partition(":")
+    if name == "cosine" and not number:
+        return Cosine()
+    if name == "poly":
+        try:
+            return Polynomial(float(number or 1.0))
+        except ValueError:
+            pass
+    raise UserError(f'unknown schedule "{text}": use "poly:N" with a number N above 0 (poly:1 is linear), or "cosine"')

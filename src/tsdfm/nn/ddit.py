@@ -1,0 +1,80 @@
+"""The velocity network: a diffusion transformer over tokens (DDiT), with or without step-size conditioning."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from tsdfm.nn.layers import Block, Norm, Rotary, ScalarEmbedding, modulate, zero_
+from tsdfm.nn.settings import Shape
+
+
+class DDiT(nn.Module):
+    """p_θ(x_1 | x_t, t[, h]) as logits.
+
+    The teacher sees (x_t, t). The student and its semi-teacher also see the step size h (`step_size=True`): both scalars
+    are embedded, concatenated, passed through a linear layer and SiLU, and fused back to the condition width by each
+    block and by the head. `tokens` counts the embedding rows: |V|, or |V| + 1 for the mask source. The head always has
+    |V| columns, so that `[MASK]` cannot be predicted at all.
+
+    Example: `DDiT(NetSettings(preset="tiny").shape(), vocab=300, tokens=301)(x_t, t)` gives [B, L, 300].
+    """
+
+    def __init__(self, shape: Shape, *, vocab: int, tokens: int, step_size: bool = False) -> None:
+        super().__init__()
+        self.shape, self.vocab, self.step_size = shape, vocab, step_size
+        self.embedding = nn.Embedding(tokens, shape.width)
+        nn.init.normal_(self.embedding.weight, std=0.02)
+        self.time = ScalarEmbedding(shape.cond)
+        if step_size:
+            self.step = ScalarEmbedding(shape.cond)
+            self.join = nn.Linear(2 * shape.cond, 2 * shape.cond)
+            self.fuser: nn.Module = nn.Sequential(nn.Linear(2 * shape.cond, shape.cond), nn.SiLU())
+        else:
+            self.fuser = nn.Identity()
+        self.rotary = Rotary(shape.width // shape.heads)
+        self.blocks = nn.ModuleList(Block(shape, fuse=step_size) for _ in range(shape.depth))
+        self.norm = Norm(shape.width)
+        self.adaln = zero_(nn.Linear(shape.cond, 2 * shape.width))
+        self.head = zero_(nn.Linear(shape.width, vocab))
+
+    def forward(self, x_t: Tensor, t: Tensor, h: Tensor | None = None) -> Tensor:
+        """Logits [B, L, |V|] of x_1 for x_t [B, L], t [B] and, where the network has it, h [B]."""
+        out: Tensor = self.head(self.hidden(x_t, t, h))
+        return out
+
+    def hidden(self, x_t: Tensor, t: Tensor, h: Tensor | None = None) -> Tensor:
+        """The final hidden state [B, L, D]; the head is linear in it."""
+        cond = self.condition(t, h)
+        x = self.embedding(x_t)
+        cos, sin = self.rotary(x_t.shape[1])
+        for block in self.blocks:
+            if self.shape.checkpoint and torch.is_grad_enabled():
+                x = checkpoint(block, x, cond, cos, sin, use_reentrant=False)
+            else:
+                x = block(x, cond, cos, sin)
+        shift, scale = self.adaln(self.fuser(cond)).chunk(2, dim=-1)
+        return modulate(self.norm(x), shift, scale)
+
+    def condition(self, t: Tensor, h: Tensor | None) -> Tensor:
+        """[B, C], or [B, 2C] with step-size conditioning."""
+        if self.step_size != (h is not None):
+            raise ValueError("a network with step-size conditioning needs h, and one without takes none")
+        if h is None:
+            return nn.functional.silu(self.time(t))
+        return nn.functional.silu(self.join(torch.cat([self.time(t), self.step(h)], dim=-1)))
+
+
+def parameters(model: nn.Module) -> int:
+    """How many weights a network has."""
+    return sum(p.numel() for p in model.parameters())
+
+
+def flops_per_token(shape: Shape, vocab: int, length: int) -> float:
+    """Floating-point operations of one forward pass for one token: 2 per weight that multiplies, plus attention.
+
+    The condition is computed once a sequence and is left out; 4·L·D a block is the score and the mixing.
+    """
+    matrices = shape.depth * (4 * shape.width**2 + 2 * shape.width * shape.hidden) + shape.width * vocab
+    return 2.0 * matrices + 4.0 * shape.depth * length * shape.width

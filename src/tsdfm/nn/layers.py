@@ -1,0 +1,112 @@
+"""The parts of the transformer: embeddings of scalars, rotary positions, attention, and the adaLN block.
+
+Shapes: B batch, L length, D width, C condition width, H heads, E = D/H head size.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tsdfm.nn.settings import Shape
+
+
+class ScalarEmbedding(nn.Module):
+    """A scalar in [0, 1] (time t, or step size h) as a condition: sinusoids, then a two-layer SiLU MLP. [B] → [B, C]."""
+
+    def __init__(self, cond: int, features: int = 256, period: float = 10_000.0) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(features, cond), nn.SiLU(), nn.Linear(cond, cond))
+        rates = torch.exp(-math.log(period) * torch.arange(features // 2) / (features // 2))
+        self.register_buffer("rates", rates, persistent=False)
+
+    def forward(self, value: Tensor) -> Tensor:
+        rates = self.get_buffer("rates")
+        angles = value.to(rates.dtype)[:, None] * rates
+        out: Tensor = self.mlp(torch.cat([angles.cos(), angles.sin()], dim=-1))
+        return out
+
+
+class Norm(nn.Module):
+    """LayerNorm with a weight and no bias, always computed in float32 or better."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x if x.dtype == torch.float64 else x.float()
+        return F.layer_norm(wide, wide.shape[-1:]) * self.weight
+
+
+class Rotary(nn.Module):
+    """Rotary positions: the tables cos, sin [L, E] for a length, in float32."""
+
+    def __init__(self, head: int, base: float = 10_000.0) -> None:
+        super().__init__()
+        self.register_buffer("rates", base ** (-torch.arange(0, head, 2) / head), persistent=False)
+
+    def forward(self, length: int) -> tuple[Tensor, Tensor]:
+        rates = self.get_buffer("rates")
+        angles = torch.arange(length, device=rates.device, dtype=rates.dtype)[:, None] * rates
+        angles = torch.cat([angles, angles], dim=-1)
+        return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn each pair (x_i, x_{i+E/2}) by its position's angle. x [B, H, L, E]."""
+    first, second = x.chunk(2, dim=-1)
+    turned = torch.cat([-second, first], dim=-1)
+    return (x * cos + turned * sin).to(x.dtype)
+
+
+def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """adaLN: x·(1 + scale) + shift, with shift and scale [B, D] the same at every position."""
+    return x * (1 + scale[:, None]) + shift[:, None]
+
+
+class Block(nn.Module):
+    """A transformer block whose norms, and the size of its contribution, follow the condition (adaLN-zero).
+
+    The adaLN map starts at zero, so a fresh block is the identity. With `fuse`, the condition arrives twice as wide
+    (time and step size) and the block's own linear fuser brings it back to C.
+    """
+
+    def __init__(self, shape: Shape, fuse: bool) -> None:
+        super().__init__()
+        width = shape.width
+        self.heads = shape.heads
+        self.norm_1, self.norm_2 = Norm(width), Norm(width)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, shape.hidden), nn.GELU(approximate="tanh"), nn.Linear(shape.hidden, width)
+        )
+        self.dropout = nn.Dropout(shape.dropout)
+        self.fuser = nn.Sequential(nn.Linear(2 * shape.cond, shape.cond), nn.SiLU()) if fuse else nn.Identity()
+        self.adaln = zero_(nn.Linear(shape.cond, 6 * width))
+
+    def forward(self, x: Tensor, cond: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = self.adaln(self.fuser(cond)).chunk(6, dim=-1)
+        attended = self.attend(modulate(self.norm_1(x), shift_1, scale_1), cos, sin)
+        x = x + gate_1[:, None] * self.dropout(attended)
+        out: Tensor = x + gate_2[:, None] * self.dropout(self.mlp(modulate(self.norm_2(x), shift_2, scale_2)))
+        return out
+
+    def attend(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Attention over all positions, in both directions."""
+        batch, length, width = x.shape
+        q, k, v = self.qkv(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v)
+        out: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+        return out
+
+
+def zero_(layer: nn.Linear) -> nn.Linear:
+    """Start a linear layer at zero."""
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer

@@ -1,0 +1,57 @@
+"""The size of a network: one dial, the width, sizes the rest; presets name useful settings of the dial."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tsdfm.errors import UserError
+from tsdfm.settings import nearest, option
+
+PRESETS = {"tiny": 128, "small": 384, "170m": 768, "1b3": 2048}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetSettings:
+    """Width is the dial; what is left at none follows from it. 768 gives the paper's 12 blocks, 2 048 gives 21."""
+
+    preset: str = option("small", "size by name: tiny (128 wide), small (384), 170m (768), 1b3 (2048)")
+    width: int | None = option(None, "width of the residual stream; none takes the preset's")
+    depth: int | None = option(None, "blocks; none gives 12·(width/768)^0.57, rounded")
+    heads: int | None = option(None, "attention heads; none gives heads of 64 (of 32 below width 256)")
+    cond: int = option(128, "width of the condition that drives adaLN")
+    mlp_ratio: int = option(4, "hidden width of the MLP over the width")
+    dropout: float = option(0.1, "dropout after attention and MLP, while training")
+    checkpoint: bool = option(False, "recompute activations in the backward pass: less memory, a third more time")
+
+    def shape(self) -> Shape:
+        """The concrete sizes, checked."""
+        if self.preset not in PRESETS:
+            raise UserError(f"unknown preset {self.preset!r}{nearest(self.preset, PRESETS)}")
+        width = self.width or PRESETS[self.preset]
+        heads = self.heads or max(1, width // (64 if width >= 256 else 32))
+        if width % heads or (width // heads) % 2:
+            raise UserError(
+                f"width {width} does not split into {heads} heads of an even size: change net.width or net.heads"
+            )
+        return Shape(
+            width=width,
+            depth=self.depth or max(1, round(12 * (width / 768) ** 0.57)),
+            heads=heads,
+            cond=self.cond,
+            hidden=self.mlp_ratio * width,
+            dropout=self.dropout,
+            checkpoint=self.checkpoint,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """A network's concrete sizes."""
+
+    width: int
+    depth: int
+    heads: int
+    cond: int
+    hidden: int
+    dropout: float
+    checkpoint: bool

@@ -1,0 +1,122 @@
+"""A trained velocity network with everything needed to use it: its flow, its row length, its tokenizer's name.
+
+`VelocitySpec` is what a run writes into its manifest under `model`; `load_velocity` reads it back with the weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tsdfm.engine.checkpoint import find_checkpoint, load_weights, read_state
+from tsdfm.engine.manifest import read_manifest
+from tsdfm.errors import UserError
+from tsdfm.flow.schedule import Schedule, schedule_from
+from tsdfm.flow.source import Source, source_from
+from tsdfm.nn.ddit import DDiT
+from tsdfm.nn.settings import Shape
+from tsdfm.settings import build, to_dict
+
+
+@dataclass(frozen=True, kw_only=True)
+class VelocitySpec:
+    """What a velocity network is, apart from its weights."""
+
+    shape: Shape
+    vocab: int
+    source: str
+    schedule: str
+    length: int
+    anchor: int
+    tokenizer: str
+    step_size: bool = False
+
+    def flow_source(self) -> Source:
+        """The law of x_0."""
+        return source_from(self.source, self.vocab)
+
+    def flow_schedule(self) -> Schedule:
+        """κ(t)."""
+        return schedule_from(self.schedule)
+
+    def network(self) -> DDiT:
+        """A fresh network of this kind."""
+        return DDiT(self.shape, vocab=self.vocab, tokens=self.flow_source().tokens, step_size=self.step_size)
+
+    def plain(self) -> dict[str, Any]:
+        """For a manifest."""
+        return dict(to_dict(self))
+
+    def match(self, other: VelocitySpec, what: str) -> None:
+        """Refuse another vocabulary, tokenizer or source than this network's."""
+        for name in ("vocab", "tokenizer", "source", "length", "anchor"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine != theirs:
+                raise UserError(f"{what} has {name} {theirs}, this model has {mine}: they do not belong together")
+
+
+@dataclass(frozen=True)
+class Velocity:
+    """A network and its flow; calling it gives logits of x_1, as a solver wants them."""
+
+    spec: VelocitySpec
+    net: DDiT
+    source: Source = field(repr=False)
+    schedule: Schedule = field(repr=False)
+    checkpoint: Path | None = None
+    sha256: str = ""
+
+    def __call__(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
+        """p(x_1 | x_t, t[, h]) as logits [B, L, |V|]; a network without step-size conditioning does not see h."""
+        out: Tensor = self.net(x_t, t, h if self.spec.step_size else None)
+        return out
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.net.parameters()).device
+
+
+def as_model(net: nn.Module, spec: VelocitySpec) -> Any:
+    """(x_t, t, h) → logits for a network that may be wrapped (DDP, FSDP): a solver's or the ELBO's model."""
+    return lambda x_t, t, h: net(x_t, t, h) if spec.step_size else net(x_t, t)
+
+
+def read_spec(path: Path) -> VelocitySpec:
+    """What the network in a run or checkpoint folder is."""
+    manifest = read_manifest(path)
+    if not isinstance(manifest.get("model"), dict):
+        raise UserError(
+            f"{path} holds no velocity network (its stage is {manifest.get('stage')!r}): give a teacher or student"
+        )
+    return build(VelocitySpec, manifest["model"], "model")
+
+
+def load_velocity(
+    path: Path, device: torch.device | str = "cpu", *, which: str = "ema", choose: str = "newest"
+) -> Velocity:
+    """The network of a run (its newest or best checkpoint) or of one checkpoint, in eval mode.
+
+    `which` picks the averaged (`ema`) or the plain weights (`model`).
+    """
+    checkpoint = find_checkpoint(path, choose)
+    spec = read_spec(checkpoint)
+    net = spec.network()
+    weights = load_weights(checkpoint, which)
+    try:
+        net.load_state_dict(weights)
+    except RuntimeError as problem:
+        first = str(problem).splitlines()[1].strip() if "\n" in str(problem) else str(problem)
+        raise UserError(f"the weights in {checkpoint} do not fit its manifest: {first}") from None
+    files = read_state(checkpoint)["files"]
+    sha256 = files.get(f"{which}.safetensors", files["model.safetensors"])["sha256"]
+    net = net.to(device).eval().requires_grad_(False)
+    return Velocity(spec, net, spec.flow_source(), spec.flow_schedule(), checkpoint, sha256)
+
+
+def run_folder(path: Path) -> Path:
+    """The run a checkpoint belongs to; a run's own folder is itself."""
+    return path.parent.parent if path.parent.name == "checkpoints" else path

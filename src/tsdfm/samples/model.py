@@ -1,0 +1,174 @@
+"""What `tsdfm.load` returns: a trained model that writes text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tsdfm.engine.distributed import pick_device
+from tsdfm.engine.manifest import read_manifest
+from tsdfm.engine.precision import autocast, use_bf16
+from tsdfm.errors import UserError
+from tsdfm.flow import Jump, RowNoise, Step, check_grid, grid, jump_from, solve
+from tsdfm.nn.velocity import Velocity, load_velocity, run_folder
+from tsdfm.samples.given import given_tokens
+from tsdfm.samples.trajectory import Recorder, Row, Trajectory, pieces_of
+from tsdfm.tokens.tokenizer import Tokenizer, load_tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """Finished texts. `tokens` [n, L]; `nfe` network passes each; `seconds` of generation for all of them."""
+
+    texts: list[str]
+    tokens: Tensor
+    nfe: int
+    seconds: float
+    trajectory: Trajectory | None = None
+
+
+@dataclass(frozen=True)
+class TextModel:
+    """A velocity network with its tokenizer.
+
+    Example: `tsdfm.load("runs/demo/teacher-uniform").sample(n=4, steps=32, seed=0, prefix="Mia has").texts`
+    """
+
+    velocity: Velocity
+    tokenizer: Tokenizer
+    method: str
+    bf16: bool = False
+
+    def sample(
+        self,
+        n: int = 1,
+        steps: int = 16,
+        seed: int = 0,
+        *,
+        prefix: str | None = None,
+        infill: str | None = None,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        jump: str = "auto",
+        times: tuple[float, ...] | None = None,
+        batch: int | None = None,
+        first: int = 0,
+        trajectory: bool = False,
+        on_batch: Callable[[int, int], None] | None = None,
+    ) -> Samples:
+        """Write `n` texts in `steps` network passes each (or along the grid `times`).
+
+        Text i depends on the seed and on i alone; `first` numbers the first one, so that a long list can be made in
+        parts. `prefix` is kept as it is; `infill` is a template with gaps such as `{5}`. `jump` is `euler` (the plain
+        rate, a teacher's default), or `cumulative` (a student's).
+        """
+        if n < 1:
+            raise UserError(f"the number of samples must be at least 1, not {n}")
+        points = grid(steps) if times is None else check_grid(times)
+        given = given_tokens(self.tokenizer, self.velocity.spec.length, self.velocity.spec.anchor, prefix, infill)
+        size, rows, parts = batch or self.batch_size(), list[Row](), list[Tensor]()
+        if size < 1:
+            raise UserError(f"the batch must be at least 1, not {size}")
+        begin = time.perf_counter()
+        for start in range(0, n, size):
+            numbers = torch.arange(first + start, first + min(n, start + size), device=self.velocity.device)
+            recorder = Recorder() if trajectory else None
+            parts.append(self._solve(numbers, points, seed, given, temperature, top_p, self.jump(jump), recorder))
+            rows += recorder.rows(given[0] if given else None) if recorder else []
+            if on_batch is not None:
+                on_batch(min(n, start + size), n)
+        seconds = time.perf_counter() - begin
+        tokens = torch.cat(parts)
+        made = self._trajectory(rows, len(points) - 1, seed) if trajectory else None
+        return Samples(texts=self.texts(tokens), tokens=tokens, nfe=len(points) - 1, seconds=seconds, trajectory=made)
+
+    def _solve(
+        self,
+        numbers: Tensor,
+        points: tuple[float, ...],
+        seed: int,
+        given: tuple[Tensor, Tensor] | None,
+        temperature: float,
+        top_p: float,
+        jump: Jump,
+        on_step: Callable[[Step], None] | None,
+    ) -> Tensor:
+        device, spec = self.velocity.device, self.velocity.spec
+        noise = RowNoise(seed, numbers)
+        x_0 = self.velocity.source.draw((len(numbers), spec.length), noise, device)
+        held, tokens = (None, None) if given is None else (given[0].to(device), given[1].to(device))
+        with autocast(self.bf16, device):
+            solution = solve(
+                self.velocity,
+                x_0,
+                points,
+                jump,
+                noise,
+                given=held,
+                given_tokens=tokens,
+                temperature=temperature,
+                top_p=top_p,
+                on_step=on_step,
+            )
+        return solution.tokens.cpu()
+
+    def jump(self, name: str) -> Jump:
+        """The jump by its name; `auto` is `cumulative` for a network that knows its step size, `euler` otherwise."""
+        if name == "auto":
+            name = "cumulative" if self.velocity.spec.step_size else "euler"
+        return jump_from(name, self.velocity.schedule, self.velocity.source)
+
+    def batch_size(self) -> int:
+        """Texts of one call such that their logits take at most a gigabyte on a GPU, a quarter of one on a CPU."""
+        spec = self.velocity.spec
+        room = 2**28 if self.velocity.device.type == "cuda" else 2**26
+        return max(1, min(256, room // (spec.length * spec.vocab)))
+
+    def texts(self, tokens: Tensor) -> list[str]:
+        """The text of each row [n, L] after its anchor: up to the end where a row holds one document."""
+        rows = tokens[:, self.velocity.spec.anchor :]
+        return [self.text(row) for row in rows]
+
+    def text(self, row: Tensor) -> str:
+        """Padding at the end goes; any other end-of-text in a row of one document stays visible, as it is a fault."""
+        end = self.tokenizer.end_of_text
+        if self.velocity.spec.anchor == 0:
+            return self.tokenizer.decode(row, end="\n\n")
+        kept = row.tolist()
+        while kept and kept[-1] == end:
+            kept.pop()
+        return self.tokenizer.decode(kept, end=" ¶ ")
+
+    def _trajectory(self, rows: list[Row], steps: int, seed: int) -> Trajectory:
+        return Trajectory(
+            method=self.method,
+            source=self.velocity.spec.source,
+            steps=steps,
+            nfe=steps,
+            seed=seed,
+            vocab=self.velocity.spec.vocab,
+            mask=self.velocity.source.mask,
+            end_of_text=self.tokenizer.end_of_text,
+            pieces=pieces_of(rows, self.tokenizer),
+            rows=tuple(rows),
+        )
+
+
+def load(
+    path: str | Path, device: str = "auto", *, which: str = "ema", choose: str = "newest", precision: str = "auto"
+) -> TextModel:
+    """A model from a run folder or one of its checkpoints, ready to sample."""
+    place = pick_device(device)
+    velocity = load_velocity(Path(path), place, which=which, choose=choose)
+    checkpoint = velocity.checkpoint or Path(path)
+    homes = (checkpoint / "tokenizer", run_folder(checkpoint) / "tokenizer")
+    tokenizer = load_tokenizer(next((home for home in homes if home.is_dir()), homes[-1]))
+    if tokenizer.fingerprint != velocity.spec.tokenizer:
+        raise UserError(f"the tokenizer in {homes[-1]} is not the one {path} was trained with: restore the right one")
+    method = str(read_manifest(checkpoint).get("stage", "model"))
+    return TextModel(velocity, tokenizer, method, use_bf16(precision, place))

@@ -1,0 +1,84 @@
+"""The teacher stage: tokens → a run folder with checkpoints, metrics, the tokenizer and a manifest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tsdfm.engine.checkpoint import load_weights
+from tsdfm.engine.distributed import World, join
+from tsdfm.engine.loop import fit
+from tsdfm.engine.manifest import read_manifest
+from tsdfm.engine.task import Record
+from tsdfm.errors import UserError
+from tsdfm.nn.velocity import VelocitySpec, read_spec
+from tsdfm.teacher.settings import TeacherSettings
+from tsdfm.teacher.task import TeacherTask
+from tsdfm.tokens.loader import Loader, prefetch
+from tsdfm.tokens.rows import TokenRows
+
+
+def run(settings: TeacherSettings) -> Path:
+    """Train a teacher and return its run folder."""
+    rows = TokenRows(settings.tokens, "train")
+    spec = spec_for(settings, rows)
+    with join(settings.loop.device) as world:
+        task = TeacherTask(settings, spec, valid_rows(settings.tokens))
+        if settings.init_from is not None and not settings.resume:
+            start_from(task, spec, settings.init_from)
+        world.on_main(lambda: rows.tokenizer.save(settings.out / "tokenizer"))
+        fit(
+            task,
+            lambda step: prefetch(loader_for(settings, rows, world), step, world.device, stop=settings.loop.steps),
+            world=world,
+            loop=settings.loop,
+            optim=settings.optim,
+            out=settings.out,
+            record=record_for(settings, spec),
+            resume=settings.resume,
+        )
+    return settings.out
+
+
+def spec_for(settings: TeacherSettings, rows: TokenRows) -> VelocitySpec:
+    """The network these settings ask for on these rows."""
+    return VelocitySpec(
+        shape=settings.net.shape(),
+        vocab=rows.vocab_size,
+        source=settings.source,
+        schedule=settings.schedule,
+        length=rows.length,
+        anchor=rows.anchor,
+        tokenizer=rows.fingerprint,
+    )
+
+
+def record_for(settings: TeacherSettings, spec: VelocitySpec) -> Record:
+    """What the run's manifests say."""
+    return Record(
+        stage="teacher",
+        settings=settings,
+        inputs={"tokens": settings.tokens},
+        parent=settings.init_from,
+        extra={"model": spec.plain()},
+    )
+
+
+def loader_for(settings: TeacherSettings, rows: TokenRows, world: World) -> Loader:
+    """This process's share of the rows."""
+    return Loader(rows, settings.loop.batch, settings.loop.seed, world.rank, world.size)
+
+
+def valid_rows(tokens: Path) -> TokenRows | None:
+    """The held-out rows, if any were held out."""
+    if not read_manifest(tokens)["splits"]["valid"]["rows"]:
+        return None
+    return TokenRows(tokens, "valid")
+
+
+def start_from(task: TeacherTask, spec: VelocitySpec, path: Path) -> None:
+    """Begin a new run with the averaged weights of another."""
+    spec.match(read_spec(path), f"the model to start from, {path},")
+    try:
+        task.model.load_state_dict(load_weights(path))
+    except RuntimeError:
+        raise UserError(f"{path} has a network of another size: use the same net settings to start from it") from None

@@ -1,0 +1,37 @@
+"""The settings of DFM pre-training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tsdfm.engine.settings import LoopSettings, OptimSettings
+from tsdfm.errors import UserError
+from tsdfm.nn.settings import NetSettings
+from tsdfm.settings import option, required
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeacherSettings:
+    """The teacher stage: a velocity network trained on rows of tokens."""
+
+    tokens: Path = required("the tokens folder to train on")
+    out: Path = required("folder for the run")
+    source: Literal["uniform", "mask"] = option("uniform", "what x_0 is: random tokens, or [MASK] everywhere")
+    schedule: str = option("poly:1", "κ(t): poly:N is t^N, or cosine")
+    loss: Literal["cross-entropy", "generalised-kl"] = option("cross-entropy", "what is minimised")
+    time_power: float = option(1.0, "times are drawn as u^time_power; below 1 shows later, cleaner states more often")
+    eval_rows: int = option(256, "held-out rows of an evaluation")
+    eval_times: int = option(8, "times at which each held-out row is looked at for the ELBO")
+    init_from: Path | None = option(None, "start from the weights of this run or checkpoint (a new run, not a resume)")
+    resume: bool = option(False, "go on from the newest checkpoint in --out")
+    net: NetSettings = option(NetSettings(), "the network")
+    loop: LoopSettings = option(LoopSettings(), "the training loop")
+    optim: OptimSettings = option(OptimSettings(), "the optimiser")
+
+    def __post_init__(self) -> None:
+        if not self.time_power > 0:
+            raise UserError(f"time_power must be above 0, not {self.time_power}")
+        if self.eval_rows < 1 or self.eval_times < 1:
+            raise UserError("eval_rows and eval_times must be at least 1")

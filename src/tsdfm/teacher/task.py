@@ -1,0 +1,82 @@
+"""The objective of DFM pre-training: predict x_1 from x_t.
+
+t ~ U(0, 1)^time_power,   x_0 ~ source,   x_t on the path between x_0 and x_1,   loss(logits(x_t, t), x_1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from tsdfm.engine.task import Context
+from tsdfm.flow import RowNoise, bits_per_character, cross_entropy, elbo_rows, generalised_kl, interpolate
+from tsdfm.nn.velocity import VelocitySpec, as_model
+from tsdfm.teacher.settings import TeacherSettings
+from tsdfm.tokens.loader import Batch
+from tsdfm.tokens.rows import TokenRows
+
+GOLDEN_RATIO = 0.6180339887498949
+EVAL_STREAM = 1  # noise of the evaluation, apart from the training's
+
+
+def row_times(rows: Tensor, seed: int) -> Tensor:
+    """A time in [0, 1) for each running row number [B]: the golden-ratio sequence, shifted by the seed.
+
+    A row's time depends on its number alone, so it is the same on one process or many; and neighbouring rows, which
+    share a batch, cover [0, 1) far more evenly than independent draws would.
+    """
+    shift = RowNoise(seed, torch.zeros(1, dtype=torch.int64), stream=2).uniform((1,)).item()
+    return torch.frac(rows.to(torch.float64) * GOLDEN_RATIO + shift)
+
+
+class TeacherTask:
+    """What the training loop asks for: the network, the loss of a batch, and the held-out ELBO."""
+
+    def __init__(self, settings: TeacherSettings, spec: VelocitySpec, valid: TokenRows | None) -> None:
+        self.settings, self.spec, self.valid = settings, spec, valid
+        self.source, self.schedule = spec.flow_source(), spec.flow_schedule()
+        torch.manual_seed(settings.loop.seed)  # fresh weights; nothing else uses torch's own generator here
+        self.model: nn.Module = spec.network()
+        self.seed = settings.loop.seed
+
+    def bind(self, context: Context) -> None:
+        self.world = context.world
+
+    def loss(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Mapping[str, Tensor]]:
+        x_1, noise = batch.tokens, RowNoise(self.seed, batch.rows)
+        t = row_times(batch.rows, self.seed) ** self.settings.time_power
+        x_0 = self.source.draw(x_1.shape, noise, x_1.device)
+        x_t = interpolate(x_0, x_1, t, self.schedule, noise)
+        x_t[:, : self.spec.anchor] = x_1[:, : self.spec.anchor]
+        logits = model(x_t, t.float())
+        free = slice(self.spec.anchor, None)
+        if self.settings.loss == "cross-entropy":
+            return cross_entropy(logits[:, free], x_1[:, free]), {}
+        loss = generalised_kl(logits[:, free], x_1[:, free], x_t[:, free], t, self.schedule, self.source)
+        return loss, {}
+
+    def evaluate(self, model: nn.Module, step: int) -> Mapping[str, float]:
+        """The ELBO of held-out rows: nats per token, and bits per character of their text."""
+        if self.valid is None:
+            return {}
+        count = min(self.settings.eval_rows, len(self.valid))
+        mine = range(self.world.rank, count, self.world.size)
+        size = max(1, (self.settings.loop.micro or self.settings.loop.batch) // self.world.size)
+        total = torch.zeros((), dtype=torch.float64, device=self.world.device)
+        characters = 0
+        for first in range(0, len(mine), size):
+            indices = list(mine[first : first + size])
+            tokens = self.valid.take(indices)
+            characters += self.valid.count_characters(tokens)
+            x_1 = torch.from_numpy(tokens.astype("int64")).to(self.world.device)
+            noise = RowNoise(self.seed, torch.tensor(indices, device=x_1.device), stream=EVAL_STREAM)
+            times = self.settings.eval_times
+            given = torch.arange(x_1.shape[1], device=x_1.device) < self.spec.anchor
+            nats = elbo_rows(as_model(model, self.spec), x_1, self.schedule, self.source, times, noise, given=given)
+            total += nats.sum()
+        free = self.spec.length - self.spec.anchor
+        nats_per_token = total.item() / max(1, len(mine))
+        bits = bits_per_character(nats_per_token, len(mine) * free, characters) if characters else float("nan")
+        return {"elbo": nats_per_token, "bits_per_character": bits}

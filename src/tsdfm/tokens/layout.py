@@ -1,0 +1,91 @@
+"""How documents become rows of equal length, in pieces of one shard.
+
+A `Place` says where in the corpus the next shard begins. A packing that was killed goes on from the place after its
+last finished shard, and what it makes from there is the same to the byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tsdfm.tokens.settings import Layout
+
+ANCHOR = 1  # positions at the front of a row of layout `document` that always hold end-of-text
+
+
+class Place(NamedTuple):
+    """A document's number in its split, and how many of its tokens are already in earlier rows."""
+
+    document: int
+    token: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """The rows [n, L] of one shard, where the next one begins, and what was left out on the way."""
+
+    rows: NDArray[Any]
+    after: Place
+    dropped_tokens: int = 0
+    skipped_documents: int = 0
+
+
+Documents = Iterable[NDArray[Any]]  # ids of each document, end-of-text at their end
+
+
+def lay_out(
+    documents: Documents, start: Place, *, layout: Layout, length: int, shard_rows: int, end_of_text: int
+) -> Iterator[Piece]:
+    """Rows of the documents, which begin with number `start.document`, a piece for each shard."""
+    if layout == "packed":
+        return _packed(documents, start, length, shard_rows)
+    return _one_a_row(documents, start, length, shard_rows, end_of_text)
+
+
+def _packed(documents: Documents, start: Place, length: int, shard_rows: int) -> Iterator[Piece]:
+    """The documents as one stream, cut every `length` tokens; the tail that fills no row is dropped."""
+    room = shard_rows * length
+    held: list[NDArray[Any]] = []
+    size, number = 0, start.document
+    for number, ids in enumerate(documents, start.document):
+        used = start.token if number == start.document else 0
+        while size + len(ids) - used >= room:
+            cut = used + room - size
+            held.append(ids[used:cut])
+            yield Piece(rows=np.concatenate(held).reshape(shard_rows, length), after=Place(number, cut))
+            held, size, used = [], 0, cut
+        held.append(ids[used:])
+        size += len(ids) - used
+    if size:
+        stream = np.concatenate(held)
+        rows = size // length
+        kept = stream[: rows * length].reshape(rows, length)
+        yield Piece(rows=kept, after=Place(number + 1, 0), dropped_tokens=size - rows * length)
+
+
+def _one_a_row(documents: Documents, start: Place, length: int, shard_rows: int, end: int) -> Iterator[Piece]:
+    """A document in each row, between end-of-text before it and end-of-text as padding; too long a one is skipped.
+
+    The token in front is the row's anchor. Rotary positions are relative, so a network that looks at pure noise cannot
+    tell one place of the row from another; a token that is always given at the front lets it count from there.
+    """
+    held: list[NDArray[Any]] = []
+    skipped, number = 0, start.document
+    for number, ids in enumerate(documents, start.document):
+        if len(ids) + ANCHOR > length:
+            skipped += 1
+            continue
+        padding = np.full(length - len(ids) - ANCHOR, end, dtype=ids.dtype)
+        held.append(np.concatenate([np.full(ANCHOR, end, dtype=ids.dtype), ids, padding]))
+        if len(held) == shard_rows:
+            yield Piece(rows=np.stack(held), after=Place(number + 1, 0), skipped_documents=skipped)
+            held, skipped = [], 0
+    if held or skipped:
+        empty = np.empty((0, length), dtype=np.int64)
+        rows = np.stack(held) if held else empty
+        yield Piece(rows=rows, after=Place(number + 1, 0), skipped_documents=skipped)

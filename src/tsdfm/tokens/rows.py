@@ -1,0 +1,103 @@
+"""Rows of tokens on disk, read through memory maps."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tsdfm.engine.manifest import file_sha256, read_manifest
+from tsdfm.errors import UserError
+from tsdfm.tokens.layout import ANCHOR
+from tsdfm.tokens.tokenizer import Tokenizer, load_tokenizer
+
+
+class TokenRows:
+    """The rows of one split of a tokens folder.
+
+    rows = TokenRows(Path("runs/demo/tokens"), "train")
+    rows[0]              # [L], uint16 or uint32, a view into the file
+    rows.take([5, 2])    # [2, L], a copy
+    """
+
+    def __init__(self, folder: Path, split: str = "train") -> None:
+        manifest = read_manifest(folder)
+        if manifest.get("stage") != "tokens":
+            raise UserError(
+                f"{folder} holds no tokens (its stage is {manifest.get('stage')!r}): give what `tokens` made"
+            )
+        if split not in manifest["splits"]:
+            raise UserError(f"{folder} has no split {split!r}: it has {', '.join(manifest['splits'])}")
+        about = manifest["splits"][split]
+        self.folder, self.split = folder, split
+        self.rows: int = about["rows"]
+        self.characters: int = about["characters"]
+        self.length: int = manifest["length"]
+        self.layout: str = manifest["layout"]
+        self.anchor = ANCHOR if self.layout == "document" else 0  # positions at the front that are never noise
+        self.vocab_size: int = manifest["vocab_size"]
+        self.end_of_text: int = manifest["end_of_text"]
+        self.fingerprint: str = manifest["tokenizer"]["fingerprint"]
+        if not self.rows:
+            raise UserError(
+                f"the {split} split of {folder} has no rows: hold out more (corpus --valid) or shorten length"
+            )
+        self.dtype = np.dtype(manifest["dtype"]).newbyteorder("<")
+        self._records: list[dict[str, Any]] = about["shards"]
+        self._shards = [self._open(record) for record in self._records]
+        self._starts = np.cumsum([0] + [len(shard) for shard in self._shards])
+
+    def _open(self, record: dict[str, Any]) -> NDArray[Any]:
+        path = self.folder / record["file"]
+        if not path.is_file():
+            raise UserError(f"{path} is missing: make the tokens again, or restore it from a copy")
+        wanted, found = record["rows"] * self.length * self.dtype.itemsize, path.stat().st_size
+        if found != wanted:
+            raise UserError(f"{path} has {found} bytes, not {wanted}: make the tokens again, or restore it from a copy")
+        return np.memmap(path, dtype=self.dtype, mode="r", shape=(record["rows"], self.length))
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __getitem__(self, index: int) -> NDArray[Any]:
+        """Row `index` [L]."""
+        if not 0 <= index < self.rows:
+            raise IndexError(f"row {index} of {self.rows}")
+        shard = int(np.searchsorted(self._starts, index, side="right")) - 1
+        row: NDArray[Any] = self._shards[shard][index - int(self._starts[shard])]
+        return row
+
+    def take(self, indices: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[Any]:
+        """Rows `indices` as one array [n, L], in the order of the indices."""
+        wanted = np.asarray(indices, dtype=np.int64)
+        if wanted.size and not (wanted.min() >= 0 and wanted.max() < self.rows):
+            raise IndexError(f"rows {wanted.min()} to {wanted.max()} of {self.rows}")
+        out = np.empty((len(wanted), self.length), dtype=self.dtype)
+        shard_of = np.searchsorted(self._starts, wanted, side="right") - 1
+        for shard in np.unique(shard_of):
+            here = shard_of == shard
+            out[here] = self._shards[shard][wanted[here] - self._starts[shard]]
+        return out
+
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer the rows were made with."""
+        made = load_tokenizer(self.folder)
+        if made.fingerprint != self.fingerprint:
+            raise UserError(f"the tokenizer in {self.folder} is not the one its rows were made with: make them again")
+        return made
+
+    def count_characters(self, tokens: Any) -> int:
+        """Characters of the text in tokens of any shape (an array or tensor), exactly; for bits per character."""
+        host = tokens.cpu() if hasattr(tokens, "cpu") else tokens
+        return int(self.tokenizer.characters[np.asarray(host, dtype=np.int64)].sum())
+
+    def verify(self) -> None:
+        """Compare every shard with the hash it was written with (reads them all)."""
+        for record in self._records:
+            if file_sha256(self.folder / record["file"]) != record["sha256"]:
+                raise UserError(f"{self.folder / record['file']} was changed after it was made: make the tokens again")

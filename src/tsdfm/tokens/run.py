@@ -1,0 +1,234 @@
+"""The tokens stage: a corpus → tokenizer → rows in memory-mapped shards, with a manifest.
+
+OUT/tokenizer/tokenizer.json     the tokenizer
+OUT/train-00000.bin, …           raw little-endian uint16 or uint32, `length` tokens a row
+OUT/manifest.json                written last: a folder that has one is complete
+OUT/progress.json                while it runs: the finished shards, and the place in the corpus after each
+
+A shard is written beside its final name, synced and renamed before it is recorded. Killed at any moment, the next run
+with the same settings keeps the recorded shards and goes on behind the last of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tsdfm.corpus.progress import TextProgress
+from tsdfm.corpus.split import SPLITS
+from tsdfm.corpus.store import count_documents, read_split
+from tsdfm.engine.manifest import (
+    NAME,
+    disk,
+    input_sha256,
+    read_json,
+    read_manifest,
+    sync_folder,
+    write_json,
+    write_manifest,
+)
+from tsdfm.errors import UserError
+from tsdfm.settings import to_dict
+from tsdfm.tokens.bpe import gpt2, train_bpe
+from tsdfm.tokens.encode import encode_in_order
+from tsdfm.tokens.layout import Piece, Place, lay_out
+from tsdfm.tokens.settings import TokensSettings
+from tsdfm.tokens.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
+
+PROGRESS = "progress.json"
+FORMAT = 1  # of the shards; a change makes old and new runs different things
+
+
+def run(settings: TokensSettings) -> Path:
+    """Tokenise a corpus and return the folder of its rows. Run it again after a kill and it goes on where it was."""
+    key = _key(settings)
+    if _finished(settings.out, key):
+        return settings.out
+    progress = _open_progress(settings.out, key)
+    tokenizer = _tokenizer(settings)
+    dtype = np.dtype("<u2") if tokenizer.vocab_size < 2**16 else np.dtype("<u4")
+    for split in SPLITS:
+        _pack(settings, split, tokenizer, dtype, progress)
+    if not _rows(progress["train"]):
+        shutil.rmtree(settings.out)
+        raise UserError(_why_empty(settings, progress["train"]))
+    _finish(settings, key, tokenizer, dtype, progress)
+    return settings.out
+
+
+def _key(settings: TokensSettings) -> str:
+    """What the shards depend on, as one hash: the settings that matter, the texts, the tokenizer's files."""
+    count_documents(settings.corpus, "train")  # says so if it is no corpus
+    plain = to_dict(settings)
+    for name in ("corpus", "out", "workers", "tokenizer_files"):
+        plain.pop(name)
+    texts = {split: about["sha256"] for split, about in read_manifest(settings.corpus)["splits"].items()}
+    files = input_sha256(settings.tokenizer_files) if settings.tokenizer_files is not None else None
+    whole = json.dumps([FORMAT, plain, texts, files], sort_keys=True)
+    return hashlib.sha256(whole.encode()).hexdigest()
+
+
+def _finished(out: Path, key: str) -> bool:
+    if not (out / NAME).is_file():
+        return False
+    found = read_manifest(out)
+    if found.get("stage") == "tokens" and found.get("key") == key:
+        return True
+    raise UserError(f"{out} already holds something made with other settings or texts: remove it or give another --out")
+
+
+def _open_progress(out: Path, key: str) -> dict[str, Any]:
+    """The record of an earlier run that was cut off, or a new one."""
+    path = out / PROGRESS
+    if path.is_file():
+        found = read_json(path)
+        if found.get("key") == key:
+            return found
+        raise UserError(f"{out} holds an unfinished run with other settings or texts: remove it or give another --out")
+    if out.exists() and (not out.is_dir() or any(p.name[0] != "." for p in out.iterdir())):
+        raise UserError(f"{out} is in the way: it is not a tokens folder; remove it or give another --out")
+    fresh: dict[str, Any] = {"key": key}
+    for split in SPLITS:
+        fresh[split] = {"shards": [], "after": [0, 0], "dropped_tokens": 0, "skipped_documents": 0, "done": False}
+    write_json(path, fresh)
+    return fresh
+
+
+def _tokenizer(settings: TokensSettings) -> Tokenizer:
+    """The tokenizer of this folder, made once: a run that goes on after a kill takes the saved one."""
+    home = settings.out / "tokenizer"
+    if home.is_dir() and any(home.glob("*.json")):
+        return load_tokenizer(home)
+    made: Tokenizer
+    if settings.tokenizer == "byte":
+        made = ByteTokenizer()
+    elif settings.tokenizer == "gpt2":
+        made = gpt2(settings.tokenizer_files)
+    elif settings.tokenizer_files is not None:
+        made = load_tokenizer(settings.tokenizer_files)
+    else:
+        made = train_bpe(_training_texts(settings), settings.vocab_size)
+    made.save(home)
+    return made
+
+
+def _training_texts(settings: TokensSettings) -> Iterator[str]:
+    """Every n-th training document, so that the BPE sees all of a corpus and not only its beginning."""
+    total = count_documents(settings.corpus, "train")
+    stride = max(1, math.ceil(total / settings.train_documents))
+    with TextProgress("learning the vocabulary", total) as progress:
+        for number, text in enumerate(read_split(settings.corpus, "train")):
+            progress.advance(1, len(text))
+            if number % stride == 0:
+                yield text
+
+
+def _pack(
+    settings: TokensSettings, split: str, tokenizer: Tokenizer, dtype: np.dtype[Any], progress: dict[str, Any]
+) -> None:
+    """Write the shards of one split that are not there yet, recording each as it is finished."""
+    state = progress[split]
+    if state["done"]:
+        return
+    start = Place(*state["after"])
+    with TextProgress(f"tokens, {split}", count_documents(settings.corpus, split)) as bar:
+        bar.documents = start.document
+
+        def documents() -> Iterator[Any]:
+            texts = read_split(settings.corpus, split, start.document)
+            for characters, ids in encode_in_order(texts, tokenizer, dtype, settings.workers):
+                bar.advance(1, characters)
+                yield ids
+
+        for piece in lay_out(
+            documents(),
+            start,
+            layout=settings.layout,
+            length=settings.length,
+            shard_rows=settings.shard_rows,
+            end_of_text=tokenizer.end_of_text,
+        ):
+            if len(piece.rows):
+                name = f"{split}-{len(state['shards']):05d}.bin"
+                state["shards"].append(_write_shard(settings.out / name, piece, tokenizer, dtype))
+            state["after"] = list(piece.after)
+            state["dropped_tokens"] += piece.dropped_tokens
+            state["skipped_documents"] += piece.skipped_documents
+            write_json(settings.out / PROGRESS, progress)
+    state["done"] = True
+    write_json(settings.out / PROGRESS, progress)
+
+
+def _write_shard(path: Path, piece: Piece, tokenizer: Tokenizer, dtype: np.dtype[Any]) -> dict[str, Any]:
+    """Write one shard so that it is there whole or not at all; returns its record."""
+    rows = np.ascontiguousarray(piece.rows, dtype=dtype)
+    half = path.with_suffix(".part")
+    with disk(path):
+        try:
+            with half.open("wb") as file:
+                file.write(rows.data)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            half.unlink(missing_ok=True)
+            raise
+        half.replace(path)
+        sync_folder(path.parent)
+    counts = np.bincount(rows.reshape(-1), minlength=tokenizer.vocab_size)
+    return {
+        "file": path.name,
+        "rows": len(rows),
+        "characters": int(counts @ tokenizer.characters),
+        "sha256": hashlib.sha256(rows.data).hexdigest(),
+    }
+
+
+def _rows(state: dict[str, Any]) -> int:
+    return sum(shard["rows"] for shard in state["shards"])
+
+
+def _why_empty(settings: TokensSettings, state: dict[str, Any]) -> str:
+    if settings.layout == "document":
+        return f"no training document fits a row of {settings.length} tokens: raise length, or use layout packed"
+    tokens = state["dropped_tokens"]
+    return (
+        f"the training texts ({tokens} tokens) do not fill one row of {settings.length}: more text, or a lower length"
+    )
+
+
+def _finish(
+    settings: TokensSettings, key: str, tokenizer: Tokenizer, dtype: np.dtype[Any], progress: dict[str, Any]
+) -> None:
+    about = {"name": tokenizer.name, "kind": tokenizer.kind, "fingerprint": tokenizer.fingerprint}
+    splits = {}
+    for split in SPLITS:
+        state = progress[split]
+        splits[split] = {
+            "rows": _rows(state),
+            "characters": sum(shard["characters"] for shard in state["shards"]),
+            "documents": count_documents(settings.corpus, split),
+            "dropped_tokens": state["dropped_tokens"],
+            "skipped_documents": state["skipped_documents"],
+            "shards": state["shards"],
+        }
+    extra = {
+        "key": key,
+        "tokenizer": about,
+        "vocab_size": tokenizer.vocab_size,
+        "end_of_text": tokenizer.end_of_text,
+        "length": settings.length,
+        "layout": settings.layout,
+        "dtype": dtype.name,
+        "splits": splits,
+    }
+    write_manifest(settings.out, stage="tokens", settings=settings, inputs={"corpus": settings.corpus}, extra=extra)
+    for left in (settings.out / PROGRESS, *settings.out.glob(".*.tmp-*")):  # the latter from a kill while saving
+        left.unlink(missing_ok=True)

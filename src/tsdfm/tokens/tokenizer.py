@@ -1,0 +1,151 @@
+"""Tokenizers: bytes, and byte-level BPE (trained here, or GPT-2's).
+
+Any UTF-8 text comes back exactly: `decode(encode(text)) == text`. Nothing is normalised, no space is put in front, and
+the end-of-text token has no spelling, so that no text can contain it. [MASK] is not a token of these; the flow adds it
+after the last one.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+import hashlib
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from tsdfm.errors import UserError
+
+FILE = "tokenizer.json"
+UNKNOWN = "\N{REPLACEMENT CHARACTER}".encode()  # what an id outside the vocabulary ([MASK], say) decodes to
+
+
+class Tokenizer(abc.ABC):
+    """Text to token ids and back.
+
+    `pieces[i]` are the bytes of token i (none for end-of-text); decoding joins them.
+    """
+
+    kind: str
+    name: str
+    end_of_text: int
+    pieces: list[bytes]
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, end-of-text among them and [MASK] not."""
+        return len(self.pieces)
+
+    @abc.abstractmethod
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The token ids of each text; end-of-text is not appended."""
+
+    @abc.abstractmethod
+    def content(self) -> dict[str, Any]:
+        """All that defines the tokenizer, as plain values."""
+
+    def encode(self, text: str) -> list[int]:
+        """The token ids of one text; end-of-text is not appended."""
+        return self.encode_batch([text])[0]
+
+    def encode_arrays(self, texts: Sequence[str], dtype: DTypeLike) -> list[NDArray[Any]]:
+        """As `encode_batch`, each text's ids as an array."""
+        return [np.array(ids, dtype=dtype) for ids in self.encode_batch(texts)]
+
+    def decode_bytes(self, ids: Any, end: bytes = b"") -> bytes:
+        """The bytes of ids (a list, array or tensor of one dimension); `end` stands for each end-of-text."""
+        pieces, last, stop = self.pieces, len(self.pieces), self.end_of_text
+        return b"".join([end if i == stop else pieces[i] if 0 <= i < last else UNKNOWN for i in _numbers(ids)])
+
+    def decode(self, ids: Any, end: str = "") -> str:
+        """The text of ids. Never fails: bytes that are no UTF-8 become U+FFFD; `end` stands for each end-of-text."""
+        return self.decode_bytes(ids, end.encode()).decode("utf-8", "replace")
+
+    def first_document(self, ids: Any) -> str:
+        """The text before the first end-of-text."""
+        stop = self.end_of_text
+        return self.decode(itertools.takewhile(lambda i: i != stop, _numbers(ids)))
+
+    def documents(self, ids: Any) -> list[str]:
+        """The texts between the end-of-text tokens of a row; the empty ones (padding) are left out."""
+        numbers = np.array(_numbers(ids), dtype=np.int64)
+        parts = np.split(numbers, np.flatnonzero(numbers == self.end_of_text))
+        return [text for text in map(self.decode, parts) if text]
+
+    @functools.cached_property
+    def characters(self) -> NDArray[np.int64]:
+        """Characters each token starts [V]: `characters[ids].sum()` counts those of any ids exactly.
+
+        A character belongs to the token that holds its first byte, so a row cut inside one still counts whole numbers.
+        """
+        return np.array([sum(byte & 0xC0 != 0x80 for byte in piece) for piece in self.pieces], dtype=np.int64)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """sha256 (hex) of the tokenizer's content: equal exactly when two tokenizers are the same map."""
+        plain = json.dumps(self.content(), sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+        return hashlib.sha256(plain.encode()).hexdigest()
+
+    def save(self, folder: Path) -> Path:
+        """Write `folder/tokenizer.json` in one atomic step."""
+        from tsdfm.engine.manifest import write_json
+
+        return write_json(folder / FILE, {"name": self.name, "fingerprint": self.fingerprint, **self.content()})
+
+
+class ByteTokenizer(Tokenizer):
+    """256 bytes and end-of-text: 257 tokens, nothing to train."""
+
+    kind = "byte"
+    name = "byte"
+
+    def __init__(self) -> None:
+        self.pieces = [bytes([byte]) for byte in range(256)] + [b""]
+        self.end_of_text = 256
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [list(utf8(text)) for text in texts]
+
+    def encode_arrays(self, texts: Sequence[str], dtype: DTypeLike) -> list[NDArray[Any]]:
+        return [np.frombuffer(utf8(text), dtype=np.uint8).astype(dtype) for text in texts]
+
+    def content(self) -> dict[str, Any]:
+        return {"kind": "byte"}
+
+
+def _numbers(ids: Any) -> list[int]:
+    """A list of ids from a list, an array or a tensor of one dimension."""
+    return ids.tolist() if hasattr(ids, "tolist") else list(ids)
+
+
+def utf8(text: str) -> bytes:
+    """The UTF-8 bytes of a text, or one clear line if it has none."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise UserError("the text has half a surrogate pair in it, which is not valid Unicode: remove it") from None
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer that `save` wrote into `folder`; a tokens folder's own is found too."""
+    from tsdfm.engine.manifest import read_json
+    from tsdfm.tokens.bpe import PairTokenizer
+
+    places = [folder / FILE, folder / "tokenizer" / FILE]
+    path = next((place for place in places if place.is_file()), None)
+    if path is None:
+        raise UserError(f"no {FILE} in {folder}: give a folder that the tokens stage made")
+    saved = read_json(path)
+    try:
+        made: Tokenizer = ByteTokenizer() if saved["kind"] == "byte" else PairTokenizer.from_content(saved)
+        whole = made.fingerprint == saved["fingerprint"]
+    except (KeyError, TypeError, ValueError):
+        whole = False
+    if not whole:
+        raise UserError(f"{path} is damaged (its fingerprint does not match): make the tokens again or restore it")
+    return made

@@ -1,0 +1,173 @@
+"""Every reader gives back exactly the texts that were written, and says what is wrong with a broken file."""
+
+import gzip
+import json
+import lzma
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tsdfm.corpus.settings import SourceSettings
+from tsdfm.corpus.source import clean, read
+from tsdfm.corpus.wikitext import articles, spell
+from tsdfm.errors import UserError
+
+TEXTS = ["One\nline\r\nand another", "naïve café — \U0001f9ca e\u0301", "a\u2028b\x85c\x0cd", "tab\there \x00 nul"]
+
+
+def rows(texts: list[str] = TEXTS, field: str = "text") -> bytes:
+    return "".join(
+        json.dumps({"id": i, field: t}, ensure_ascii=i % 2 == 0) + "\n" for i, t in enumerate(texts)
+    ).encode()
+
+
+def texts_of(source: SourceSettings | Path) -> list[str]:
+    return [document.text for document in read(source)]
+
+
+def zst(data: bytes) -> bytes:
+    zstandard = pytest.importorskip("zstandard")
+    return zstandard.ZstdCompressor().compress(data)
+
+
+@pytest.mark.parametrize(
+    ("ending", "pack"), [("", bytes), (".gz", gzip.compress), (".xz", lzma.compress), (".zst", zst)]
+)
+def test_jsonl_in_every_packing(tmp_path: Path, ending: str, pack) -> None:
+    path = tmp_path / f"a.jsonl{ending}"
+    path.write_bytes(pack(rows()))
+    assert texts_of(path) == TEXTS
+    assert [d.origin for d in read(path)] == [f"a.jsonl{ending}:{n}" for n in range(1, 5)]
+
+
+def test_zst_of_several_frames(tmp_path: Path) -> None:
+    data, path = rows(TEXTS * 50), tmp_path / "a.jsonl.zst"
+    path.write_bytes(b"".join(zst(data[i : i + 1000]) for i in range(0, len(data), 1000)))
+    assert texts_of(path) == TEXTS * 50
+
+
+@pytest.mark.parametrize(("ending", "pack"), [(".gz", gzip.compress), (".xz", lzma.compress), (".zst", zst)])
+def test_a_packed_file_cut_short_is_an_error(tmp_path: Path, ending: str, pack) -> None:
+    path = tmp_path / f"a.jsonl{ending}"
+    whole = pack(rows([str(n) * 50 for n in range(500)]))
+    path.write_bytes(whole[: len(whole) * 2 // 3])
+    with pytest.raises(UserError, match=r"a\.jsonl.* (damaged or cut short|not valid JSON)"):
+        texts_of(path)
+
+
+def test_parquet(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"body": TEXTS, "n": [1, 2, 3, 4]}), tmp_path / "a.parquet")
+    assert texts_of(SourceSettings(path=tmp_path / "a.parquet", field="body")) == TEXTS
+    with pytest.raises(UserError, match="no column 'bodi'; did you mean 'body'"):
+        texts_of(SourceSettings(path=tmp_path / "a.parquet", field="bodi"))
+    whole = (tmp_path / "a.parquet").read_bytes()
+    (tmp_path / "a.parquet").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UserError, match="not a whole parquet file"):
+        texts_of(SourceSettings(path=tmp_path / "a.parquet", field="body"))
+
+
+def test_a_folder_is_read_in_the_order_of_its_names(tmp_path: Path) -> None:
+    for name, text in {"b/2.txt": "two\r\n", "b/10.md": "ten", "a.txt": "\ufefffirst", ".git/x.txt": "hidden"}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(text.encode())
+    (tmp_path / "notes.log").write_text("not text we know")
+    (tmp_path / "empty.txt").write_text(" \n")
+    found = list(read(tmp_path))
+    assert [(d.origin, d.text) for d in found] == [("a.txt", "first"), ("b/10.md", "ten"), ("b/2.txt", "two\r\n")]
+    assert texts_of(SourceSettings(path=tmp_path, limit=2)) == ["first", "ten"]
+    assert texts_of(SourceSettings(path=tmp_path, repeat=2)) == ["first", "ten", "two\r\n"] * 2
+
+
+def test_cuts_of_a_text_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"one\r\ntwo\n\n\nthree\n")
+    assert texts_of(SourceSettings(path=path, cut="lines")) == ["one", "two", "three"]
+    assert texts_of(SourceSettings(path=path, cut="paragraphs")) == ["one\r\ntwo", "three"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"text": "fine"}\n{"text": "cut', r"a\.jsonl, line 2 is not valid JSON"),
+        (b'{"text": "fine"}\n\n{"txt": "x"}\n', r"line 3 has no field 'text'; did you mean 'txt'"),
+        (b'{"text": 5}\n', r"line 1: field 'text' holds int, not text"),
+        (b'["text"]\n', r"line 1 is not a JSON object"),
+        (b'{"text": "\xff"}\n', r"a\.jsonl is not UTF-8 text \(byte 0xff\)"),
+    ],
+)
+def test_broken_lines_are_named(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "a.jsonl").write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        texts_of(tmp_path / "a.jsonl")
+
+
+def test_wrong_paths_are_answered(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no file or folder at"):
+        texts_of(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="nothing to read in"):
+        texts_of(tmp_path)
+    (tmp_path / "a.bin").write_text("x")
+    with pytest.raises(UserError, match="set kind to"):
+        texts_of(tmp_path / "a.bin")
+    assert texts_of(SourceSettings(path=tmp_path / "a.bin", kind="text")) == ["x"]
+    with pytest.raises(UserError, match="either path"):
+        SourceSettings()
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "extra"), [("pyarrow", "a.parquet", "parquet"), ("zstandard", "a.jsonl.zst", "zstd")]
+)
+def test_a_missing_extra_names_what_to_install(tmp_path: Path, monkeypatch, module: str, name: str, extra: str) -> None:
+    (tmp_path / name).write_bytes(b"x")
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UserError, match=rf"pip install 'tsdfm\[{extra}\]'"):
+        texts_of(tmp_path / name)
+
+
+def test_fields_can_be_joined(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"question": "1+1?", "answer": "2"}\n')
+    assert texts_of(SourceSettings(path=tmp_path / "a.jsonl", field="question+answer")) == ["1+1?\n2"]
+
+
+def test_half_a_surrogate_pair_becomes_the_replacement_character(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a\\ud800b \\ud83d\\ude00"}\n')
+    assert texts_of(tmp_path / "a.jsonl") == ["a\ufffdb \U0001f600"]
+    assert clean("as it was") == "as it was"
+
+
+def test_hub_datasets_by_alias_and_by_name(monkeypatch) -> None:
+    calls = []
+
+    def load_dataset(dataset, config, *, split, streaming):
+        calls.append((dataset, config, split, streaming))
+        if dataset == "nobody/nothing":
+            raise FileNotFoundError("no such dataset\nsecond line")
+        lines = [" = One = \n", "", " Text , one . \n", "", " = Two = \n", "", " Text , two . \n"]
+        return iter([{"text": line} for line in lines])
+
+    fake = ModuleType("datasets")
+    fake.load_dataset = load_dataset  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "datasets", fake)
+    whole = texts_of(SourceSettings(name="wikitext-103"))
+    assert whole == ["= One =\n\nText, one.", "= Two =\n\nText, two."]
+    assert len(texts_of(SourceSettings(name="fineweb-edu", limit=3))) == 3
+    assert calls[0] == ("Salesforce/wikitext", "wikitext-103-raw-v1", "train", True)
+    assert calls[1][:2] == ("HuggingFaceFW/fineweb-edu", "sample-10BT")
+    with pytest.raises(UserError, match=r"could not read nobody/nothing .*no such dataset\): check"):
+        texts_of(SourceSettings(name="nobody/nothing"))
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UserError, match=r"tsdfm\[hub\]"):
+        texts_of(SourceSettings(name="fineweb-edu"))
+
+
+def test_wikitext_spelling_and_titles() -> None:
+    assert (
+        spell(' 1 @,@ 000 ( ten @-@ fold ) , " quoted " ; it \'s 5 @.@ 5 % . ')
+        == '1,000 (ten-fold), "quoted"; it\'s 5.5%.'
+    )
+    lines = ["", " = A = ", "", " x = 5 = y ", " = 7 = ", " = = Sub = = ", "", " = B = ", "", " z "]
+    assert list(articles(lines)) == ["= A =\n\nx = 5 = y\n= 7 =\n== Sub ==", "= B =\n\nz"]

@@ -1,0 +1,140 @@
+"""Two real processes under torchrun (gloo, CPU) against one: same losses and weights, and any checkpoint resumes."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import toy_training
+from toy_training import train
+
+from tsdfm.engine.checkpoint import Store, load_weights, read_state
+from tsdfm.engine.distributed import World
+from tsdfm.engine.log import read_metrics
+
+ALONE = World()
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+TASK = {"semi": True}  # the averaged model is evaluated inside the loss, as in distillation
+KINDS = ("ddp", "fsdp")
+
+
+def two(jobs: list[dict[str, Any]]) -> subprocess.Popen[str]:
+    """Start the toy training on two processes."""
+    call = [*TORCHRUN, toy_training.__file__, json.dumps(jobs)]
+    return subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finish(child: subprocess.Popen[str]) -> str:
+    """What it said, once it is done; one that hangs is ended, so that nothing outlives the test."""
+    try:
+        said, _ = child.communicate(timeout=90)
+    except subprocess.TimeoutExpired:
+        child.terminate()  # torchrun ends its processes
+        said, _ = child.communicate()
+        pytest.fail(f"torchrun hung: {said}")
+    return said
+
+
+def losses(run: Path) -> list[float]:
+    return [line["loss"] for line in read_metrics(run, "train")]
+
+
+def assert_same(a: Path, b: Path) -> None:
+    """All tensors of two checkpoints agree up to the order of float32 sums."""
+    assert read_state(a)["files"].keys() == read_state(b)["files"].keys()
+    for which in ("model", "ema"):
+        first, second = load_weights(a, which), load_weights(b, which)
+        assert first.keys() == second.keys()
+        for name, value in first.items():
+            torch.testing.assert_close(value, second[name], rtol=2e-4, atol=2e-5)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One process first; then two, for each kind: from scratch, with accumulation, resuming the one-process run."""
+    root = tmp_path_factory.mktemp("runs")
+    train(root / "one", ALONE, task=TASK)
+    train(root / "poisoned", ALONE, task={**TASK, "poison": (2,)})
+    jobs = []
+    for kind in KINDS:
+        half = root / f"{kind}-from-one"
+        shutil.copytree(root / "one", half)
+        shutil.rmtree(half / "checkpoints" / "step-00000006")
+        jobs += [
+            {"out": str(root / kind), "task": TASK, "loop": {"parallel": kind}},
+            {"out": str(root / f"{kind}-micro"), "task": TASK, "loop": {"parallel": kind, "micro": 2}},
+            {"out": str(root / f"{kind}-poisoned"), "task": {**TASK, "poison": [2]}, "loop": {"parallel": kind}},
+            {"out": str(half), "task": TASK, "loop": {"parallel": kind}, "net": {"seed": 9}, "resume": True},
+        ]
+    child = two(jobs)
+    said = finish(child)
+    assert child.returncode == 0, said
+    assert said.count("resuming at step 3 of 6") == 2, said  # one process speaks, once for each kind
+    assert "Warning" not in said, said
+    return root
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["{}", "{}-micro", "{}-from-one", "{}-poisoned"])
+def test_two_processes_equal_one(runs: Path, kind: str, name: str) -> None:
+    run, one = runs / name.format(kind), runs / ("poisoned" if "poisoned" in name else "one")
+    assert losses(run) == pytest.approx(losses(one), rel=1e-4)
+    assert_same(Store(run).at(6), Store(one).at(6))
+    evaluations = [[line["elbo"] for line in read_metrics(r, "eval")] for r in (run, one)]
+    assert evaluations[0] == pytest.approx(evaluations[1], rel=1e-4)
+    assert [line["skipped"] for line in read_metrics(run, "train")] == ([0, 1, 1] if "poisoned" in name else [0, 0, 0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_process_resumes_two(runs: Path, tmp_path: Path, kind: str) -> None:
+    shutil.copytree(runs / kind, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-00000006")
+    last = train(tmp_path / "run", ALONE, task=TASK, net={"seed": 9}, resume=True)
+    assert_same(last, Store(runs / "one").at(6))
+    assert losses(tmp_path / "run") == pytest.approx(losses(runs / "one"), rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_optimiser_state_is_whole(runs: Path, kind: str) -> None:
+    """The moments of a sharded run have full shapes and the values of one process."""
+    from safetensors.torch import load_file
+
+    mine, one = (load_file(Store(runs / n).at(6) / "optim.safetensors") for n in (kind, "one"))
+    assert mine.keys() == one.keys()
+    for name, value in one.items():
+        torch.testing.assert_close(mine[name], value, rtol=2e-3, atol=1e-6)
+
+
+def test_sigterm_to_torchrun_saves_on_the_same_step_everywhere(tmp_path: Path) -> None:
+    loop = {"steps": 100_000, "eval_every": 0, "save_every": 0, "log_every": 1, "parallel": "fsdp"}
+    child = two([{"out": str(tmp_path), "loop": loop, "task": {"pause": 0.01}}])
+    end = time.monotonic() + 60
+    while not ((tmp_path / "metrics.jsonl").is_file() and len(read_metrics(tmp_path)) > 3):
+        assert time.monotonic() < end, "never started"
+        assert child.poll() is None, child.communicate()
+        time.sleep(0.05)
+    os.kill(child.pid, signal.SIGTERM)
+    said = finish(child)
+    assert child.returncode != 0
+    assert said.count("saved; the same command with --resume goes on") == 1, said
+    step = Store(tmp_path).steps()[-1]
+    assert read_state(Store(tmp_path).at(step))["step"] == step
+    last = train(tmp_path, ALONE, loop={**loop, "steps": step + 1}, resume=True)
+    assert last.name == f"step-{step + 1:08d}"
+
+
+def test_an_error_on_process_0_stops_all_of_them(tmp_path: Path) -> None:
+    """A used folder is seen by process 0 only; the other must not wait for it for ever."""
+    train(tmp_path, ALONE)
+    child = two([{"out": str(tmp_path)}])
+    said = finish(child)
+    assert child.returncode != 0
+    assert "use --resume" in said
+    assert "error[0]" in said

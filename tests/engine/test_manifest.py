@@ -1,0 +1,86 @@
+import errno
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from tsdfm.engine.manifest import disk, input_sha256, read_manifest, write_json, write_manifest
+from tsdfm.engine.settings import LoopSettings
+from tsdfm.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    corpus: Path
+    loop: LoopSettings
+
+
+STAGE = Stage(corpus=Path("a"), loop=LoopSettings(seed=5))
+
+
+def test_a_manifest_says_what_made_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("once")
+    write_manifest(tmp_path / "one", stage="corpus", settings=STAGE, inputs={"text": tmp_path / "text.txt"})
+    inputs = {"corpus": tmp_path / "one"}
+    write_manifest(tmp_path / "two", stage="tokens", settings=STAGE, inputs=inputs, extra={"rows": 7})
+    one, two = read_manifest(tmp_path / "one"), read_manifest(tmp_path / "two")
+    assert one["inputs"]["text"]["sha256"] == hashlib.sha256(b"once").hexdigest()
+    content = (tmp_path / "one" / "manifest.json").read_bytes()
+    assert two["inputs"]["corpus"]["sha256"] == hashlib.sha256(content).hexdigest()
+    assert (two["stage"], two["rows"], two["seed"], two["settings"]["corpus"]) == ("tokens", 7, 5, "a")
+    assert two["versions"]["torch"] == str(torch.__version__)
+
+
+def test_extra_keys_may_not_hide_the_manifests_own(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="seed"):
+        write_manifest(tmp_path, stage="x", settings=STAGE, inputs={}, extra={"seed": 1})
+
+
+def test_the_hash_of_a_plain_folder_sees_names_and_content(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x")
+    first = input_sha256(tmp_path)
+    (tmp_path / "a.txt").rename(tmp_path / "b.txt")
+    second = input_sha256(tmp_path)
+    (tmp_path / "b.txt").write_text("y")
+    assert len({first, second, input_sha256(tmp_path)}) == 3
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", "\xff"])
+def test_a_damaged_manifest_is_one_line(tmp_path: Path, content: str) -> None:
+    (tmp_path / "manifest.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(UserError, match=r"manifest\.json is damaged"):
+        read_manifest(tmp_path)
+
+
+def test_missing_things_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no folder"):
+        read_manifest(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="has not finished"):
+        read_manifest(tmp_path)
+    with pytest.raises(UserError, match="no file or folder"):
+        input_sha256(tmp_path / "nowhere")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
+    path = write_json(tmp_path / "x.json", {"old": 1})
+    (tmp_path / f".x.json.tmp-{os.getpid()}").symlink_to("/dev/full")
+    with pytest.raises(UserError, match="no disk space left"):
+        write_json(path, {"new": 2})
+    assert json.loads(path.read_text()) == {"old": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_a_file_in_the_way_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(UserError, match="in the way"):
+        write_json(tmp_path / "out" / "x.json", {})
+
+
+def test_other_system_errors_stay_what_they_are(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="Input/output"), disk(tmp_path):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
