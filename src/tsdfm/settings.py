@@ -14,6 +14,7 @@ One typed class is the Python call, the recipe section and the flags of a stage 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import difflib
 import tomllib
@@ -77,11 +78,22 @@ def convert(kind: Any, value: Any, where: str) -> Any:
             return value
         raise UserError(f"{where} takes one of {', '.join(map(str, args))}, not {value!r}{nearest(str(value), args)}")
     if origin is tuple:
-        items = value.split(",") if isinstance(value, str) else value
+        items = _items(value, args[0])
         if not isinstance(items, Sequence):
             raise UserError(f"{where} takes a list, not {value!r}")
         return tuple(convert(args[0], item, where) for item in items)
     return _scalar(kind, value, where)
+
+
+def _items(value: Any, kind: Any) -> Any:
+    """The items of a list: from TOML as they are, from flags (which may be repeated) also parted by commas.
+
+    Text is not parted: it may have commas of its own.
+    """
+    words = [value] if isinstance(value, str) else value
+    if kind is str or not isinstance(words, Sequence) or not all(isinstance(word, str) for word in words):
+        return words
+    return [item for word in words for item in word.split(",")]
 
 
 def _scalar(kind: Any, value: Any, where: str) -> Any:
@@ -93,18 +105,29 @@ def _scalar(kind: Any, value: Any, where: str) -> Any:
             return words[value.lower()]
         raise UserError(f"{where} takes true or false, not {value!r}")
     if kind in (int, float):
-        try:
-            number = float(value) if not isinstance(value, bool) else None
-        except (TypeError, ValueError):
-            number = None
-        if number is not None and (kind is float or number == int(number)):
-            return kind(number) if kind is float or abs(number) > 2**53 else int(number)
-        raise UserError(f"{where} takes {'a whole number' if kind is int else 'a number'}, not {value!r}")
-    if kind is Path:
+        number = None if isinstance(value, bool) else _number(kind, value)
+        if number is None:
+            raise UserError(f"{where} takes {'a whole number' if kind is int else 'a number'}, not {value!r}")
+        return number
+    if kind is Path and isinstance(value, (str, Path)):
         return Path(value).expanduser()
-    if kind is str and isinstance(value, (str, int, float)):
+    if kind is str and isinstance(value, (str, int, float)) and not isinstance(value, bool):
         return str(value)
     raise UserError(f"{where} takes {getattr(kind, '__name__', kind)}, not {value!r}")
+
+
+def _number(kind: type, value: Any) -> int | float | None:
+    """`value` as a number of `kind`, exactly, or None; 1e3 and 1000.0 are whole numbers too."""
+    try:
+        if kind is int and isinstance(value, (int, str)):
+            with contextlib.suppress(ValueError):  # not by way of a float, which rounds above 2^53
+                return int(value)
+        number = float(value)
+        if kind is float:
+            return number
+        return int(number) if number.is_integer() else None
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def to_dict(settings: Any) -> Any:
@@ -143,6 +166,7 @@ def add_flags(parser: argparse.ArgumentParser, cls: type) -> None:
                 dest=name,
                 default=argparse.SUPPRESS,
                 metavar=_metavar(kind),
+                action="append" if typing.get_origin(kind) is tuple else "store",
                 nargs="?" if kind is bool else None,
                 const="true" if kind is bool else None,
                 help=f"{text} ({shown})".replace("%", "%%"),
@@ -197,7 +221,7 @@ def _metavar(kind: Any) -> str:
     if origin is typing.Literal:
         return "{" + ",".join(map(str, args)) + "}"
     if origin is tuple:
-        return f"{_metavar(args[0])},…"
+        return "TEXT" if args[0] is str else f"{_metavar(args[0])},…"
     if args:
         return _metavar(args[0])
     return {int: "N", float: "X", bool: "true|false", Path: "PATH"}.get(kind, "TEXT")

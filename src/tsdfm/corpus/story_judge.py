@@ -4,8 +4,8 @@ For a valid story, `log_likelihood` is exact. So that other texts can be compare
 autoregressive model, the ε-noisy world: each next word follows (1 − ε)·law + ε/(|V| + 2), over the words, one symbol
 for anything unknown, and the end. When a word comes that the law forbids, the judge notes the rule, charges ε/(|V| + 2)
 and goes on as if the likeliest word had come; at full stops it finds its place again. What it predicts depends on
-the words before alone, so the probabilities of all word sequences add up to one. (A text whose words are right but whose
-spaces are not is no story either; it is charged one more log ε.)
+the words before alone, so the probabilities of all word sequences add up to one. (A text whose words
+are right but whose spaces are not is no story either; it is charged one more log ε.)
 """
 
 from __future__ import annotations

@@ -177,8 +177,8 @@ FULL = World(
     ),
     men=_words("Tom Ben Max Paul Leo Sam Jack Oscar Hugo Peter Karl Felix Adam Noah Simon David Frank Otto Ivan Luke"),
     objects=_words(
-        "ball book hat cup kite coin boat drum bell lamp ring card shell stone brick plum pear nut fig egg bun pen key map "
-        "doll toy flag rope sock mug jar bowl spoon fork chair box bag coat shirt belt"
+        "ball book hat cup kite coin boat drum bell lamp ring card shell stone brick plum pear nut fig egg bun pen key "
+        "map doll toy flag rope sock mug jar bowl spoon fork chair box bag coat shirt belt"
     ),
     colours=_words("red blue green white black yellow brown pink grey orange purple golden silver"),
     places=_words(

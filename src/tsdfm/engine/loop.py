@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -56,11 +56,18 @@ def fit(
     check_batch(loop, world)
     store = Store(out, loop.keep)
     start = world.same(world.on_main(lambda: opening(store, resume)) or 0)
-    manifest = world.on_main(lambda: make_manifest(**vars(record))) or {}
-    run = Run(task, world, loop, optim, store, manifest)
+    manifest = world.on_main(lambda: describe_run(record)) or {}
+    run = Run(task, world, loop, optim, store, manifest, record.identity)
     if start:
         run.restore(store.at(start))
     return run.train(feed)
+
+
+def describe_run(record: Record) -> dict[str, Any]:
+    """The manifest of a run."""
+    return make_manifest(
+        stage=record.stage, settings=record.settings, inputs=record.inputs, parent=record.parent, extra=record.extra
+    )
 
 
 def check_batch(loop: LoopSettings, world: World) -> None:
@@ -95,9 +102,17 @@ class Run:
     """One training run: the learner, its meters, and the folder they are written to."""
 
     def __init__(
-        self, task: Task, world: World, loop: LoopSettings, optim: OptimSettings, store: Store, manifest: dict[str, Any]
+        self,
+        task: Task,
+        world: World,
+        loop: LoopSettings,
+        optim: OptimSettings,
+        store: Store,
+        manifest: dict[str, Any],
+        fixed: Mapping[str, Any],
     ) -> None:
-        self.world, self.loop, self.optim, self.store, self.manifest = world, loop, optim, store, manifest
+        self.world, self.loop, self.optim, self.store = world, loop, optim, store
+        self.manifest, self.fixed = manifest, dict(fixed)
         self.learner = Learner(task, world, loop, optim)
         self.meters = Meters(world)
         self.done = Progress()
@@ -110,7 +125,7 @@ class Run:
         """
         inputs = {name: found["sha256"] for name, found in self.manifest.get("inputs", {}).items()}
         dials = {"batch": self.loop.batch, "seed": self.loop.seed, "optim": to_dict(self.optim)}
-        return {"stage": self.manifest.get("stage"), **dials, "inputs": inputs}
+        return {"stage": self.manifest.get("stage"), **dials, "inputs": inputs, **self.fixed}
 
     def restore(self, checkpoint: Path) -> None:
         """Go on from a checkpoint, if it belongs to this run."""

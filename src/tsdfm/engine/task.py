@@ -78,6 +78,8 @@ class Record:
     inputs: Mapping[str, Path] = field(default_factory=dict)
     parent: Path | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    """What a resumed run must share with its checkpoint besides batch, seed, optimiser and inputs."""
 
 
 B = TypeVar("B")

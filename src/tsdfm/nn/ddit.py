@@ -13,10 +13,10 @@ from tsdfm.nn.settings import Shape
 class DDiT(nn.Module):
     """p_θ(x_1 | x_t, t[, h]) as logits.
 
-    The teacher sees (x_t, t). The student and its semi-teacher also see the step size h (`step_size=True`): both scalars
-    are embedded, concatenated, passed through a linear layer and SiLU, and fused back to the condition width by each
-    block and by the head. `tokens` counts the embedding rows: |V|, or |V| + 1 for the mask source. The head always has
-    |V| columns, so that `[MASK]` cannot be predicted at all.
+    The teacher sees (x_t, t). The student and its semi-teacher also see the step size h (`step_size=True`): both
+    scalars are embedded, concatenated, passed through a linear layer and SiLU, and fused back to the condition width
+    by each block and by the head. `tokens` counts the embedding rows: |V|, or |V| + 1 for the mask source. The head
+    always has |V| columns, so that `[MASK]` cannot be predicted at all.
 
     Example: `DDiT(NetSettings(preset="tiny").shape(), vocab=300, tokens=301)(x_t, t)` gives [B, L, 300].
     """

@@ -15,7 +15,7 @@ from tsdfm.nn.settings import Shape
 
 
 class ScalarEmbedding(nn.Module):
-    """A scalar in [0, 1] (time t, or step size h) as a condition: sinusoids, then a two-layer SiLU MLP. [B] → [B, C]."""
+    """A scalar in [0, 1] (time t, or step size h) as a condition: sinusoids, then a SiLU MLP. [B] → [B, C]."""
 
     def __init__(self, cond: int, features: int = 256, period: float = 10_000.0) -> None:
         super().__init__()

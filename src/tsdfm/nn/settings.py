@@ -27,6 +27,11 @@ class NetSettings:
         """The concrete sizes, checked."""
         if self.preset not in PRESETS:
             raise UserError(f"unknown preset {self.preset!r}{nearest(self.preset, PRESETS)}")
+        sizes = (self.width, self.depth, self.heads, self.cond, self.mlp_ratio)
+        if any(size is not None and size < 1 for size in sizes):
+            raise UserError("net.width, depth, heads, cond and mlp_ratio must be at least 1")
+        if not 0 <= self.dropout < 1:
+            raise UserError(f"net.dropout must be at least 0 and below 1, not {self.dropout}")
         width = self.width or PRESETS[self.preset]
         heads = self.heads or max(1, width // (64 if width >= 256 else 32))
         if width % heads or (width // heads) % 2:

@@ -1,0 +1,1 @@
+"""Metrics, judges, tables."""

@@ -1,0 +1,1 @@
+"""Generation: batches, prefix, infill, seeds, trajectories."""

@@ -16,7 +16,7 @@ GAP = re.compile(r"\{(\d+)\}")
 def given_tokens(
     tokenizer: Tokenizer, length: int, anchor: int, prefix: str | None, infill: str | None
 ) -> tuple[Tensor, Tensor] | None:
-    """(given [L] bool, tokens [L]) for a prefix or an infill template, after the row's anchor; None if nothing is given.
+    """(given [L] bool, tokens [L]) for a prefix or an infill template, after the row's anchor, or None.
 
     In a template, `{5}` leaves five tokens to be written: `"Mia has {2} balls."`. Braces in a plain prefix are text.
     """
@@ -26,7 +26,7 @@ def given_tokens(
     if prefix is not None:
         parts += tokenizer.encode(prefix)
     if infill is not None:
-        parts += _template(tokenizer, infill)
+        parts += _template(tokenizer, infill, length)
     if len(parts) > length:
         what = "prefix" if prefix is not None else "infill template"
         raise UserError(f"the {what} has {len(parts)} tokens, the model writes {length}: shorten it")
@@ -40,9 +40,11 @@ def given_tokens(
     return held, tokens
 
 
-def _template(tokenizer: Tokenizer, text: str) -> list[int | None]:
+def _template(tokenizer: Tokenizer, text: str, length: int) -> list[int | None]:
     out: list[int | None] = []
     for index, part in enumerate(GAP.split(text)):
+        if index % 2 and (len(part) > 9 or int(part) > length):  # before the list is made: a typo may ask for billions
+            raise UserError(f"the gap {{{part}}} is larger than the {length} tokens the model writes: shorten it")
         out += [None] * int(part) if index % 2 else tokenizer.encode(part)
     if None not in out:
         raise UserError("the infill template has no gap: write {5} where five tokens are to be filled in")

@@ -71,7 +71,7 @@ class TextModel:
             raise UserError(f"the number of samples must be at least 1, not {n}")
         points = grid(steps) if times is None else check_grid(times)
         given = given_tokens(self.tokenizer, self.velocity.spec.length, self.velocity.spec.anchor, prefix, infill)
-        size, rows, parts = batch or self.batch_size(), list[Row](), list[Tensor]()
+        size, rows, parts = self.batch_size() if batch is None else batch, list[Row](), list[Tensor]()
         if size < 1:
             raise UserError(f"the batch must be at least 1, not {size}")
         begin = time.perf_counter()

@@ -28,7 +28,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Change:
-    """One step of one text: the time it left, its size, which positions changed to which token, how sure the model was."""
+    """One step of one text: its time and size, the tokens that changed, and how sure the model was."""
 
     t: float
     h: float
@@ -98,7 +98,7 @@ class Trajectory:
                 pieces={int(token): text for token, text in plain["pieces"].items()},
                 rows=tuple(_row(row) for row in plain["rows"]),
             )
-        except (KeyError, TypeError, ValueError) as problem:
+        except (AttributeError, KeyError, TypeError, ValueError) as problem:
             raise UserError(f"{path} is damaged ({problem!r}): make it again") from None
 
 
@@ -110,7 +110,11 @@ def _row(plain: dict[str, Any]) -> Row:
         Change(s["t"], s["h"], tuple((int(p), int(token)) for p, token in s["changes"]), s["confidence"])
         for s in plain["steps"]
     )
-    return Row(tuple(plain["start"]), tuple(plain["given"]), tuple(steps))
+    row = Row(tuple(map(int, plain["start"])), tuple(map(int, plain["given"])), tuple(steps))
+    places = {*row.given, *(place for step in row.steps for place, _ in step.changes)}
+    if places and not 0 <= min(places) <= max(places) < len(row.start):
+        raise ValueError(f"a position outside the {len(row.start)} of the row")
+    return row
 
 
 @dataclass

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from tsdfm.engine.checkpoint import load_weights
+from tsdfm.engine.checkpoint import Store, load_weights
 from tsdfm.engine.distributed import World, join
 from tsdfm.engine.loop import fit
 from tsdfm.engine.manifest import read_manifest
@@ -23,9 +24,10 @@ def run(settings: TeacherSettings) -> Path:
     spec = spec_for(settings, rows)
     with join(settings.loop.device) as world:
         task = TeacherTask(settings, spec, valid_rows(settings.tokens))
-        if settings.init_from is not None and not settings.resume:
-            start_from(task, spec, settings.init_from)
-        world.on_main(lambda: rows.tokenizer.save(settings.out / "tokenizer"))
+        if Store(settings.out).newest() is None:  # else `fit` resumes it or refuses: leave what is there as it is
+            if settings.init_from is not None:
+                start_from(task, spec, settings.init_from)
+            world.on_main(lambda: rows.tokenizer.save(settings.out / "tokenizer"))
         fit(
             task,
             lambda step: prefetch(loader_for(settings, rows, world), step, world.device, stop=settings.loop.steps),
@@ -53,13 +55,15 @@ def spec_for(settings: TeacherSettings, rows: TokenRows) -> VelocitySpec:
 
 
 def record_for(settings: TeacherSettings, spec: VelocitySpec) -> Record:
-    """What the run's manifests say."""
+    """What the run's manifests say, and what a resumed run must share with its checkpoint."""
+    same = replace(spec, shape=replace(spec.shape, checkpoint=False))  # costs time, saves memory, changes no number
     return Record(
         stage="teacher",
         settings=settings,
         inputs={"tokens": settings.tokens},
         parent=settings.init_from,
         extra={"model": spec.plain()},
+        identity={"model": same.plain(), "loss": settings.loss, "time_power": settings.time_power},
     )
 
 

@@ -61,22 +61,25 @@ class TeacherTask:
         """The ELBO of held-out rows: nats per token, and bits per character of their text."""
         if self.valid is None:
             return {}
-        count = min(self.settings.eval_rows, len(self.valid))
-        mine = range(self.world.rank, count, self.world.size)
-        size = max(1, (self.settings.loop.micro or self.settings.loop.batch) // self.world.size)
-        total = torch.zeros((), dtype=torch.float64, device=self.world.device)
-        characters = 0
+        world, settings = self.world, self.settings
+        count = min(settings.eval_rows, len(self.valid))
+        count -= count % world.size if count >= world.size else 0  # every process calls the model equally often
+        mine = list(range(world.rank, max(count, world.size), world.size))
+        size = max(1, (settings.loop.micro or settings.loop.batch // world.size))
+        total = torch.zeros((), dtype=torch.float64, device=world.device)
         for first in range(0, len(mine), size):
-            indices = list(mine[first : first + size])
-            tokens = self.valid.take(indices)
-            characters += self.valid.count_characters(tokens)
-            x_1 = torch.from_numpy(tokens.astype("int64")).to(self.world.device)
-            noise = RowNoise(self.seed, torch.tensor(indices, device=x_1.device), stream=EVAL_STREAM)
-            times = self.settings.eval_times
-            given = torch.arange(x_1.shape[1], device=x_1.device) < self.spec.anchor
-            nats = elbo_rows(as_model(model, self.spec), x_1, self.schedule, self.source, times, noise, given=given)
-            total += nats.sum()
+            total += self._elbo(model, self.valid, [i % len(self.valid) for i in mine[first : first + size]]).sum()
+        nats = total.item() / len(mine)
+        characters = self.valid.count_characters(self.valid.take(range(count)))
         free = self.spec.length - self.spec.anchor
-        nats_per_token = total.item() / max(1, len(mine))
-        bits = bits_per_character(nats_per_token, len(mine) * free, characters) if characters else float("nan")
-        return {"elbo": nats_per_token, "bits_per_character": bits}
+        bits = bits_per_character(nats, count * free, characters) if characters else float("nan")
+        return {"elbo": nats, "bits_per_character": bits}
+
+    def _elbo(self, model: nn.Module, valid: TokenRows, indices: list[int]) -> Tensor:
+        """The bound of some held-out rows, nats per token [n]."""
+        device, spec = self.world.device, self.spec
+        x_1 = torch.from_numpy(valid.take(indices).astype("int64")).to(device)
+        noise = RowNoise(self.seed, torch.tensor(indices, device=device), stream=EVAL_STREAM)
+        given = torch.arange(spec.length, device=device) < spec.anchor
+        times = self.settings.eval_times
+        return elbo_rows(as_model(model, spec), x_1, self.schedule, self.source, times, noise, given=given)

@@ -1,0 +1,7 @@
+"""`python -m tsdfm`, for torchrun."""
+
+import sys
+
+from tsdfm.cli import main
+
+sys.exit(main())

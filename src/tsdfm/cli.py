@@ -1,0 +1,180 @@
+"""The command line. Each verb is a settings class and the function that takes it; the recipe file and the flags are
+two ways to fill the same class.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from tsdfm.errors import UserError
+from tsdfm.settings import add_flags, build, flag_values, merge, nearest
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A word of the command line: where its settings and its function live, and what it says of itself."""
+
+    settings: str
+    run: str
+    help: str
+    section: str | None = None  # of a recipe
+    positional: str | None = None  # the setting that may come without its flag
+    epilog: str = ""
+
+
+VERBS = {
+    "corpus": Verb(
+        "tsdfm.corpus.settings:CorpusSettings",
+        "tsdfm.corpus.run:run",
+        "gather text from files or a hub, mix it, hold some of it out",
+        section="corpus",
+        epilog="tsdfm corpus --path my-texts --out runs/mine/corpus",
+    ),
+    "tokens": Verb(
+        "tsdfm.tokens.settings:TokensSettings",
+        "tsdfm.tokens.run:run",
+        "train a tokenizer and pack the corpus into rows",
+        section="tokens",
+        epilog="tsdfm tokens --corpus runs/mine/corpus --out runs/mine/tokens --vocab-size 8192 --length 256",
+    ),
+    "teacher": Verb(
+        "tsdfm.teacher.settings:TeacherSettings",
+        "tsdfm.teacher.run:run",
+        "train a discrete flow model on the tokens",
+        section="teacher",
+        epilog="tsdfm teacher --tokens runs/mine/tokens --out runs/mine/teacher --net.preset small --loop.steps 10000",
+    ),
+    "sample": Verb(
+        "tsdfm.samples.settings:SampleSettings",
+        "tsdfm.samples.run:run",
+        "write texts with a trained model",
+        positional="model",
+        epilog="tsdfm sample runs/mine/teacher --steps 64 --prefix 'Once upon' --live",
+    ),
+    "pipeline": Verb(
+        "tsdfm.pipeline:PipelineSettings",
+        "tsdfm.pipeline:run",
+        "run a recipe from text to table",
+        positional="recipe",
+        epilog="tsdfm pipeline tiny_cpu --out runs/demo --set teacher.loop.steps=300 --set measure.samples=64",
+    ),
+    "doctor": Verb(
+        "tsdfm.doctor:DoctorSettings",
+        "tsdfm.doctor:run",
+        "say what is installed, what this machine can do and what a recipe needs",
+        positional="recipe",
+        epilog="tsdfm doctor uniform_170m",
+    ),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; a user's error ends in one line and exit code 2."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _main(words)
+    except UserError as problem:
+        if os.environ.get("RANK", "0") == "0":  # under torchrun, the first process speaks for all
+            print(f"tsdfm: {problem}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("tsdfm: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _main(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help"):
+        print(overview())
+        return 0
+    if words[0] in ("-V", "--version"):
+        from tsdfm import __version__
+
+        print(f"tsdfm {__version__}")
+        return 0
+    name = words[0]
+    if name not in VERBS:
+        raise UserError(f"unknown command {name!r}{nearest(name, VERBS)}")
+    settings = read(name, VERBS[name], words[1:])
+    load(VERBS[name].run)(settings)
+    return 0
+
+
+def overview() -> str:
+    """What `tsdfm --help` prints."""
+    lines = [
+        "usage: tsdfm COMMAND [settings]",
+        "",
+        "Few-step discrete flow matching: train, distil, sample, measure.",
+        "",
+    ]
+    lines += [f"  {name:<10} {verb.help}" for name, verb in VERBS.items()]
+    return "\n".join([*lines, "", "`tsdfm COMMAND --help` lists its settings; `make demo` runs everything small."])
+
+
+def load(place: str) -> Any:
+    """`module:name`, imported when it is needed."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that raises instead of exiting, and knows the nearest flag."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message)
+
+
+def read(name: str, verb: Verb, words: list[str]) -> Any:
+    """The settings of a verb from its recipe, if one is named, and its flags on top."""
+    cls = load(verb.settings)
+    parser = Parser(
+        prog=f"tsdfm {name}",
+        usage=f"tsdfm {name} {positional(verb)}[settings]",
+        description=(cls.__doc__ or "").strip(),
+        epilog=f"example: {verb.epilog}" if verb.epilog else None,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    if verb.section:
+        parser.add_argument("--recipe", metavar="NAME|FILE", help=f"take settings from its [{verb.section}] section")
+    add_flags(parser, cls)
+    found, left = parser.parse_known_args(words)
+    given = vars(found)
+    if verb.positional and left and not left[0].startswith("-"):
+        given[verb.positional] = left.pop(0)
+    if left:
+        flags = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
+        word = left[0].split("=")[0]
+        raise UserError(f"unknown setting {word!r} for `tsdfm {name}`{nearest(word, flags)}")
+    return build(cls, merge(section(verb, given), flag_values(given, cls)))
+
+
+def positional(verb: Verb) -> str:
+    """How the usage line shows the setting that needs no flag."""
+    return f"{verb.positional.upper()} " if verb.positional else ""
+
+
+def section(verb: Verb, given: dict[str, Any]) -> dict[str, Any]:
+    """The plain values of the recipe that was named."""
+    if verb.section is None or "recipe" not in given:
+        return {}
+    from tsdfm.recipes import load_recipe
+
+    recipe = load_recipe(given["recipe"])
+    if verb.section not in recipe:
+        raise UserError(f"recipe {given['recipe']} has no [{verb.section}] section")
+    return dict(recipe[verb.section])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""`tsdfm sample`: write texts, print them, and keep them if asked."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+from tsdfm.engine.manifest import disk
+from tsdfm.samples.model import Samples, TextModel, load
+from tsdfm.samples.settings import SampleSettings
+
+
+def run(settings: SampleSettings) -> Samples:
+    """Sample, show and save."""
+    model = load(settings.model, settings.device, which=settings.weights, choose=settings.checkpoint)
+    samples = generate(model, settings)
+    if settings.out is not None:
+        write_texts(settings.out, samples, settings)
+    if settings.save_trajectory is not None and samples.trajectory is not None:
+        samples.trajectory.save(settings.save_trajectory)
+    console = Console()
+    if settings.live and samples.trajectory is not None:
+        from tsdfm.view.terminal import replay
+
+        replay(samples.trajectory, console)
+    else:
+        for number, text in enumerate(samples.texts):
+            console.rule(f"text {number}, seed {settings.seed}, {samples.nfe} passes", align="left", style="dim")
+            console.print(text, markup=False, highlight=False)
+    speed = samples.tokens.numel() / samples.seconds
+    Console(stderr=True).print(
+        f"{len(samples.texts)} texts, {samples.nfe} network passes each, {samples.seconds:.2f} s, {speed:,.0f} tokens/s"
+    )
+    return samples
+
+
+def generate(model: TextModel, settings: SampleSettings) -> Samples:
+    """The texts, with a progress bar on a terminal."""
+    with Progress(console=Console(stderr=True), transient=True, disable=not Console(stderr=True).is_terminal) as bar:
+        job = bar.add_task(f"{settings.steps} passes", total=settings.n)
+        return model.sample(
+            settings.n,
+            settings.steps,
+            settings.seed,
+            prefix=settings.prefix,
+            infill=settings.infill,
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            jump=settings.jump,
+            batch=settings.batch,
+            trajectory=settings.live or settings.save_trajectory is not None,
+            on_batch=lambda done, _: bar.update(job, completed=done),
+        )
+
+
+def write_texts(path: Path, samples: Samples, settings: SampleSettings) -> None:
+    """A JSON object a line, in one atomic step."""
+    temp = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    with disk(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temp.open("w", encoding="utf-8") as file:
+                for number, (text, row) in enumerate(zip(samples.texts, samples.tokens.tolist(), strict=True)):
+                    line = {"index": number, "seed": settings.seed, "nfe": samples.nfe, "text": text, "tokens": row}
+                    file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            temp.replace(path)
+        finally:
+            temp.unlink(missing_ok=True)

@@ -1,0 +1,31 @@
+"""The settings of `tsdfm sample`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tsdfm.settings import option, required
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleSettings:
+    """Write texts with a trained model."""
+
+    model: Path = required("run folder or checkpoint of a teacher")
+    n: int = option(4, "texts to write")
+    steps: int = option(16, "network passes for each text")
+    seed: int = option(0, "text i depends on the seed and i alone")
+    prefix: str | None = option(None, "how every text begins")
+    infill: str | None = option(None, "template with gaps: 'Mia has {2} balls.' leaves two tokens to write")
+    temperature: float = option(1.0, "below 1 is safer and narrower; 0 takes the likeliest token")
+    top_p: float = option(1.0, "keep the most likely tokens up to this share of the probability")
+    jump: Literal["auto", "euler", "cumulative"] = option("auto", "euler for a teacher, cumulative for a student")
+    weights: Literal["ema", "model"] = option("ema", "averaged or plain weights")
+    checkpoint: Literal["newest", "best"] = option("newest", "which checkpoint of a run")
+    device: str = option("auto", "auto, cpu, cuda or cuda:N")
+    batch: int | None = option(None, "texts at a time; none sizes it by memory")
+    out: Path | None = option(None, "also write the texts to this file, a JSON object a line")
+    live: bool = option(False, "replay the texts appearing step by step in the terminal")
+    save_trajectory: Path | None = option(None, "write the trajectory, for the viewers, to this file")

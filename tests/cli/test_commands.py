@@ -1,0 +1,207 @@
+"""The command line as a user meets it: help, mistakes, and a small pipeline from text to table."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tsdfm.cli import VERBS, main
+from tsdfm.pipeline import plan
+from tsdfm.recipes import load_recipe, shipped
+
+SMALL = [
+    "corpus.limit=400",
+    "corpus.valid=0.1",
+    "teacher.loop.steps=6",
+    "teacher.loop.batch=8",
+    "teacher.loop.log_every=2",
+    "teacher.loop.eval_every=0",
+    "teacher.loop.save_every=2",
+    "teacher.eval_rows=8",
+    "teacher.eval_times=2",
+    "teacher.net.width=32",
+    "teacher.net.depth=1",
+    "teacher.net.heads=2",
+    "measure.steps=2,4",
+    "measure.samples=4",
+]
+
+
+def pipeline(out: Path, *more: str) -> int:
+    """Run the demo's recipe, made small enough for seconds."""
+    return main(["pipeline", "tiny_cpu", "--out", str(out), *(w for pair in (*SMALL, *more) for w in ("--set", pair))])
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("demo") / "run"
+    assert pipeline(out) == 0
+    return out
+
+
+def test_every_verb_has_a_help_that_names_its_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in VERBS:
+        with pytest.raises(SystemExit) as end:
+            main([verb, "--help"])
+        assert end.value.code == 0
+        assert f"tsdfm {verb}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["teahcer"], "did you mean 'teacher'"),
+        (["teacher", "--looop.steps", "3"], "did you mean '--loop.steps'"),
+        (["teacher", "--tokens", "a", "--out", "b", "--loop.steps", "x"], "loop.steps takes a whole number"),
+        (["teacher", "--tokens", "a", "--out", "b", "--loop.steps", "0"], "steps must be at least 1"),
+        (["teacher", "--tokens", "nowhere", "--out", "b"], "no folder at nowhere"),
+        (["teacher", "--out", "b"], "missing setting 'tokens'"),
+        (["teacher", "--recipe", "tiny_cup"], "did you mean 'tiny_cpu'"),
+        (["corpus", "--path", "nowhere", "--out", "b"], "no file or folder at nowhere"),
+        (["sample", "nowhere"], "no checkpoint or run at nowhere"),
+        (["pipeline", "tiny_cpu", "--set", "teecher.loss=x"], "did you mean 'teacher'"),
+        (["pipeline", "tiny_cpu", "--set", "teacher.loop.stepps=3"], "did you mean 'steps'"),
+        (["doctor", "tiny"], "no recipe called 'tiny'"),
+    ],
+)
+def test_a_mistake_is_one_clear_line_and_exit_code_2(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert captured.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []  # nothing half-written
+
+
+def test_an_empty_corpus_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "blank.txt").write_text("  \n")
+    assert main(["corpus", "--path", str(tmp_path / "texts"), "--out", str(tmp_path / "out")]) == 2
+    assert "the corpus is empty" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("recipe", shipped())
+def test_every_shipped_recipe_is_valid(recipe: str, tmp_path: Path) -> None:
+    plain = load_recipe(recipe)
+    plain.setdefault("corpus", {"name": "world", "limit": 10})  # recipes for the user's own text leave it out
+    assert plan(plain, tmp_path)
+    assert main(["doctor", recipe]) == 0
+
+
+def test_the_pipeline_writes_the_table_and_is_not_run_twice(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = json.loads((demo / "report" / "metrics.json").read_text())
+    assert [(row["method"], row["steps"], row["nfe"]) for row in rows] == [
+        ("teacher", 2, 2),
+        ("teacher", 4, 4),
+        ("held-out text", None, None),
+    ]
+    needed = {"method", "source", "steps", "nfe", "samples", "judge", "ppl", "entropy_bits", "valid"}
+    assert all(needed <= row.keys() for row in rows)
+    assert rows[-1]["valid"] == 1.0
+    weights = next((demo / "teacher-uniform").rglob("ema.safetensors"))
+    before = weights.stat().st_mtime_ns
+    assert pipeline(demo) == 0
+    assert weights.stat().st_mtime_ns == before
+    capsys.readouterr()
+    assert pipeline(demo, "teacher.time_power=0.9") == 2
+    assert "other settings" in capsys.readouterr().err
+
+
+def test_sampling_keeps_the_prefix_and_writes_what_was_asked(
+    demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts, way = tmp_path / "texts.jsonl", tmp_path / "way.json"
+    words = ["sample", str(demo / "teacher-uniform"), "--n", "2", "--steps", "3", "--prefix", "Mia has"]
+    assert main([*words, "--out", str(texts), "--save-trajectory", str(way), "--live"]) == 0
+    lines = [json.loads(line) for line in texts.read_text().splitlines()]
+    assert [line["text"].startswith("Mia has") for line in lines] == [True, True]
+    assert "step 3/3" in capsys.readouterr().out
+    assert json.loads(way.read_text())["nfe"] == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--steps", "0"], "steps must be at least 1"),
+        (["--prefix", "Mia has " * 40], "shorten it"),
+        (["--infill", "Mia has two"], "no gap"),
+        (["--temperature", "-1"], "temperature"),
+        (["--top-p", "0"], "top"),
+        (["--device", "toaster"], "unknown device"),
+    ],
+)
+def test_bad_sampling_requests(demo: Path, flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sample", str(demo / "teacher-uniform"), *flags]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_tampered_checkpoint_is_refused(demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = tmp_path / "run"
+    subprocess.run(["cp", "-r", str(demo / "teacher-uniform"), str(copy)], check=True)
+    weights = sorted(copy.rglob("ema.safetensors"))[-1]
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(bytes(data))
+    assert main(["sample", str(copy)]) == 2
+    assert "was changed after it was written" in capsys.readouterr().err
+    weights.write_bytes(bytes(data[:100]))
+    assert main(["sample", str(copy)]) == 2
+    assert "is damaged" in capsys.readouterr().err
+
+
+def test_a_checkpoint_with_another_vocabulary_is_refused(
+    demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "bytes"
+    assert main(["tokens", "--corpus", str(demo / "corpus"), "--out", str(out), "--tokenizer", "byte"]) == 0
+    words = [
+        "teacher",
+        "--tokens",
+        str(out),
+        "--out",
+        str(tmp_path / "t"),
+        "--init-from",
+        str(demo / "teacher-uniform"),
+    ]
+    assert main([*words, "--net.width", "32", "--net.depth", "1"]) == 2
+    assert "do not belong together" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_torchrun_trains_the_same_teacher(demo: Path, tmp_path: Path, parallel: str) -> None:
+    flags = ["--tokens", str(demo / "tokens"), "--net.width", "32", "--net.depth", "2", "--net.dropout", "0"]
+    flags += [
+        "--loop.steps",
+        "4",
+        "--loop.batch",
+        "8",
+        "--loop.log-every",
+        "1",
+        "--eval-rows",
+        "8",
+        "--eval-times",
+        "2",
+    ]
+    alone, together = tmp_path / "alone", tmp_path / parallel
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    assert main(["teacher", *flags, "--out", str(alone)]) == 0
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "tsdfm"]
+    subprocess.run(
+        [*launch, "teacher", *flags, "--out", str(together), "--loop.parallel", parallel], check=True, env=env
+    )
+    for one, two in zip(metrics(alone), metrics(together), strict=True):
+        for name in ("loss", "grad_norm", "elbo"):
+            if name in one:
+                assert two[name] == pytest.approx(one[name], rel=2e-5)
+
+
+def metrics(run: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

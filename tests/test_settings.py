@@ -1,0 +1,295 @@
+"""Settings: from a recipe, from flags, and back; and what is said when something is wrong."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tsdfm.corpus.settings import CorpusSettings
+from tsdfm.errors import UserError
+from tsdfm.settings import add_flags, build, convert, flag_values, load_toml, merge, nearest, option, required, to_dict
+from tsdfm.teacher.settings import TeacherSettings
+from tsdfm.tokens.settings import TokensSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    size: int = option(3, "how large")
+    rate: float = option(0.5, "how fast")
+    deep: bool = option(False, "whether deep")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    label: str = required("its label")
+    weight: float = option(1.0, "its weight")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    out: Path = required("where to")
+    name: str = option("plain", "a name; 100% free")
+    kind: Literal["soft", "hard"] = option("soft", "which kind")
+    limit: int | None = option(None, "at most")
+    home: Path | None = option(None, "a folder")
+    times: tuple[float, ...] = option((), "a grid")
+    maybe: tuple[int, ...] | None = option(None, "perhaps a list")
+    items: tuple[Item, ...] = option((), "several")
+    inner: Inner = option(Inner(), "the inner part")
+    other: Inner = option(Inner(size=9), "another")
+
+
+def test_defaults_and_required() -> None:
+    made = build(Outer, {"out": "runs/x"})
+    assert made == Outer(out=Path("runs/x"))
+    assert made.other.size == 9
+    with pytest.raises(UserError, match="missing setting 'out': where to"):
+        build(Outer, {})
+    with pytest.raises(UserError, match=r"missing setting 'label' in \[items\]: its label"):
+        build(Outer, {"out": "x", "items": [{"weight": 2}]})
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"nam": "x"}, "unknown setting 'nam'; did you mean 'name'?"),
+        ({"inner": {"raet": 1}}, "unknown setting 'raet' in [inner]; did you mean 'rate'?"),
+        ({"items": [{"label": "a", "wieght": 1}]}, "unknown setting 'wieght' in [items]; did you mean 'weight'?"),
+        ({"inner": {"zzz": 1}}, "unknown setting 'zzz' in [inner]; known: size, rate, deep"),
+        ({"inner": 3}, "inner takes a table of settings, not 3"),
+        ({"kind": "sof"}, "kind takes one of soft, hard, not 'sof'; did you mean 'soft'?"),
+        ({"kind": None}, "kind takes one of soft, hard"),
+        ({"times": 3}, "times takes a list, not 3"),
+        ({"times": "0,x"}, "times takes a number, not 'x'"),
+        ({"name": True}, "name takes str, not True"),
+        ({"name": ["x"]}, "name takes str"),
+        ({"home": 3}, "home takes Path, not 3"),
+        ({"out": None}, "out takes Path, not None"),
+        ({"inner": {"size": 2.5}}, "inner.size takes a whole number, not 2.5"),
+        ({"inner": {"size": "2.5"}}, "inner.size takes a whole number"),
+        ({"inner": {"size": True}}, "inner.size takes a whole number, not True"),
+        ({"inner": {"size": "inf"}}, "inner.size takes a whole number, not 'inf'"),
+        ({"inner": {"size": math.nan}}, "inner.size takes a whole number, not nan"),
+        ({"inner": {"size": None}}, "inner.size takes a whole number"),
+        ({"inner": {"rate": "fast"}}, "inner.rate takes a number, not 'fast'"),
+        ({"inner": {"rate": 10**400}}, "inner.rate takes a number"),
+        ({"inner": {"deep": "maybe"}}, "inner.deep takes true or false, not 'maybe'"),
+        ({"inner": {"deep": 1}}, "inner.deep takes true or false, not 1"),
+    ],
+)
+def test_what_is_wrong_is_said(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        build(Outer, {"out": "x", **values})
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "wanted"),
+    [
+        (int, "12", 12),
+        (int, " 7 ", 7),
+        (int, "-3", -3),
+        (int, "1e3", 1000),
+        (int, 1000.0, 1000),
+        (int, "1_000", 1000),
+        (int, 2**53 + 1, 2**53 + 1),  # a seed of 64 bits is not rounded
+        (int, str(2**62 + 1), 2**62 + 1),
+        (float, 3, 3.0),
+        (float, "1e-5", 1e-5),
+        (bool, "YES", True),
+        (bool, "0", False),
+        (bool, False, False),
+        (str, 170, "170"),
+        (Path, "a/b", Path("a/b")),
+        (int | None, "none", None),
+        (int | None, None, None),
+        (int | None, "4", 4),
+        (Path | None, "None", None),
+        (tuple[float, ...], "0,0.5,1", (0.0, 0.5, 1.0)),
+        (tuple[int, ...], [1, "2"], (1, 2)),
+        (tuple[int, ...] | None, "3,4", (3, 4)),
+        (Literal["a", "b"], "b", "b"),
+    ],
+)
+def test_conversions(kind: Any, value: Any, wanted: Any) -> None:
+    found = convert(kind, value, "x")
+    assert found == wanted
+    assert type(found) is type(wanted)
+
+
+def test_a_home_folder() -> None:
+    assert convert(Path, "~/x", "x") == Path.home() / "x"
+
+
+inner = st.builds(Inner, size=st.integers(-(2**63), 2**63), rate=st.floats(allow_nan=False), deep=st.booleans())
+words = st.text(max_size=8).filter(lambda text: text.lower() != "none")
+paths = st.text("abcde/._-", min_size=1, max_size=8).map(Path)
+outer = st.builds(
+    Outer,
+    out=paths,
+    name=words,
+    kind=st.sampled_from(["soft", "hard"]),
+    limit=st.none() | st.integers(0, 2**64),
+    home=st.none() | paths,
+    times=st.lists(st.floats(allow_nan=False), max_size=4).map(tuple),
+    maybe=st.none() | st.lists(st.integers(), max_size=3).map(tuple),
+    items=st.lists(st.builds(Item, label=words, weight=st.floats(allow_nan=False)), max_size=3).map(tuple),
+    inner=inner,
+    other=inner,
+)
+
+
+@given(outer)
+def test_round_trip(made: Outer) -> None:
+    assert build(Outer, to_dict(made)) == made
+    assert build(Outer, json.loads(json.dumps(to_dict(made)))) == made
+
+
+@given(st.one_of(st.integers(), st.floats(), st.text(max_size=5), st.none(), st.booleans(), st.lists(st.integers())))
+def test_any_value_is_read_or_refused(value: Any) -> None:
+    """Nothing but a UserError, whatever a recipe holds."""
+    for kind in (int, float, bool, str, Path, int | None, tuple[int, ...], Literal["a"], Inner):
+        try:
+            found = convert(kind, value, "x")
+        except UserError:
+            continue
+        if kind in (int, float, bool, str):
+            assert type(found) is kind
+
+
+@given(st.integers())
+def test_whole_numbers_are_exact(number: int) -> None:
+    assert convert(int, number, "x") == number
+    assert convert(int, str(number), "x") == number
+
+
+tables = st.recursive(
+    st.integers(0, 3), lambda inside: st.dictionaries(st.sampled_from("abc"), inside, max_size=3), max_leaves=8
+).filter(lambda value: isinstance(value, dict))
+
+
+def leaves(table: dict[str, Any], prefix: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+    out: dict[tuple[str, ...], Any] = {}
+    for key, value in table.items():
+        out.update(leaves(value, (*prefix, key)) if isinstance(value, dict) else {(*prefix, key): value})
+    return out
+
+
+@given(tables, tables)
+def test_merge(base: dict[str, Any], over: dict[str, Any]) -> None:
+    before = json.dumps([base, over])
+    found = leaves(merge(base, over))
+    assert json.dumps([base, over]) == before  # neither is changed
+    assert leaves(over).items() <= found.items()
+    assert found.items() <= {**leaves(base), **leaves(over)}.items()
+    assert merge(base, {}) == base
+    assert merge(base, base) == base
+
+
+def test_nested_overrides() -> None:
+    recipe = {"out": "runs/a", "inner": {"size": 5, "rate": 2}, "kind": "hard"}
+    made = build(Outer, merge(recipe, {"inner": {"size": 6}, "out": "runs/b"}))
+    assert made == Outer(out=Path("runs/b"), inner=Inner(size=6, rate=2.0), kind="hard")
+
+
+def flags(cls: type, *given: str) -> dict[str, Any]:
+    parser = argparse.ArgumentParser()
+    add_flags(parser, cls)
+    return flag_values(vars(parser.parse_args(given)), cls)
+
+
+def test_flags() -> None:
+    assert flags(Outer) == {}  # defaults belong to the class: a recipe below the flags stays
+    given = [
+        "--out",
+        "x",
+        "--inner.deep",
+        "--inner.size=4",
+        "--other.deep",
+        "false",
+        "--times",
+        "0,1",
+        "--limit",
+        "none",
+    ]
+    plain = flags(Outer, *given)
+    assert plain["inner"] == {"deep": "true", "size": "4"}
+    assert build(Outer, plain) == Outer(
+        out=Path("x"), inner=Inner(deep=True, size=4), other=Inner(deep=False), times=(0.0, 1.0)
+    )
+
+
+def test_flags_of_lists() -> None:
+    """A list's flag may be repeated; numbers may also be parted by commas, texts keep theirs."""
+    assert build(Outer, {"out": "x", **flags(Outer, "--times", "0,0.5", "--times", "1")}).times == (0.0, 0.5, 1.0)
+    assert convert(tuple[str, ...], ["Hi, Mia", "Tom"], "x") == ("Hi, Mia", "Tom")
+    assert convert(tuple[str, ...], "Hi, Mia", "x") == ("Hi, Mia",)
+
+
+def test_help_shows_defaults() -> None:
+    parser = argparse.ArgumentParser()
+    add_flags(parser, Outer)
+    text = " ".join(parser.format_help().split())
+    for part in (
+        "--out PATH where to (required)",
+        "a name; 100% free (default plain)",
+        "--kind {soft,hard}",
+        "--limit N at most (default none)",
+        "--times X,… a grid (default empty)",
+        "--inner.deep [true|false] whether deep (default false)",
+        "other: another",
+    ):
+        assert part in text
+    assert "--items" not in text  # lists of tables are for recipes
+
+
+def test_underscores_become_dashes() -> None:
+    plain = flags(TeacherSettings, "--time-power", "0.5", "--loop.eval-every", "7", "--optim.weight-decay", "0")
+    assert plain == {"time_power": "0.5", "loop": {"eval_every": "7"}, "optim": {"weight_decay": "0"}}
+
+
+@pytest.mark.parametrize(
+    ("cls", "given"),
+    [
+        (TeacherSettings, {"tokens": "a", "out": "b", "net": {"width": 64}, "loop": {"micro": 4}}),
+        (TokensSettings, {"corpus": "a", "out": "b", "layout": "document"}),
+        (CorpusSettings, {"out": "b", "sources": [{"name": "world", "limit": 3}, {"path": "x", "weight": 2}]}),
+    ],
+)
+def test_the_real_settings_come_back_from_their_manifest(cls: type, given: dict[str, Any]) -> None:
+    made = build(cls, given)
+    assert build(cls, json.loads(json.dumps(to_dict(made)))) == made
+
+
+def test_settings_are_frozen() -> None:
+    made = build(Outer, {"out": "x"})
+    with pytest.raises(AttributeError):
+        made.inner.size = 4  # type: ignore[misc]
+
+
+def test_toml(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text('out = "runs/é"\n[inner]\nsize = 7\n[[items]]\nlabel = "a"\n', encoding="utf-8")
+    assert build(Outer, load_toml(path)) == Outer(out=Path("runs/é"), inner=Inner(size=7), items=(Item(label="a"),))
+    path.write_bytes(b"out = \n")
+    with pytest.raises(UserError, match="not valid TOML"):
+        load_toml(path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match="not valid TOML"):
+        load_toml(path)
+    with pytest.raises(UserError, match="no recipe at"):
+        load_toml(tmp_path / "none.toml")
+
+
+def test_nearest() -> None:
+    assert nearest("stps", ["steps", "seed"]) == "; did you mean 'steps'?"
+    assert nearest("q", ["steps", "seed"]) == "; known: steps, seed"
