@@ -1,0 +1,153 @@
+"""The trajectory file: what comes back, what states it tells, and what a damaged one says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_nets import tiny_spec, tiny_velocity
+
+from tsdfm.errors import UserError
+from tsdfm.samples.model import Samples, TextModel
+from tsdfm.samples.trajectory import Change, Recorder, Row, Trajectory
+from tsdfm.tokens.tokenizer import ByteTokenizer
+
+HAND = Trajectory(
+    method="teacher",
+    source="mask",
+    steps=2,
+    nfe=2,
+    seed=7,
+    vocab=257,
+    mask=257,
+    end_of_text=256,
+    pieces={97: "a", 98: "é\n"},
+    rows=(
+        Row((257, 97, 257), (1,), (Change(0.0, 0.5, ((0, 98),), 0.25), Change(0.5, 0.5, ((0, 97), (2, 98)), 0.5))),
+        Row((97, 97, 97), (), (Change(0.0, 0.5, (), 0.125), Change(0.5, 0.5, (), 1.0))),
+    ),
+)
+
+
+def sampled(source: str, **given: Any) -> Samples:
+    model = TextModel(tiny_velocity(tiny_spec(source=source)), ByteTokenizer(), "teacher")
+    return model.sample(n=3, steps=4, seed=2, trajectory=True, **given)
+
+
+def test_states_by_hand() -> None:
+    states = list(HAND.rows[0].states())
+    assert [state for state, _ in states] == [(257, 97, 257), (98, 97, 257), (97, 97, 98)]
+    assert [changed for _, changed in states] == [frozenset(), frozenset({0}), frozenset({0, 2})]
+    assert [state for state, _ in HAND.rows[1].states()] == [(97, 97, 97)] * 3
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    path = HAND.save(tmp_path / "deep" / "way.json")
+    assert Trajectory.load(path) == HAND
+    uniform = Trajectory(**{**vars(HAND), "source": "uniform", "mask": None})
+    assert Trajectory.load(uniform.save(path)) == uniform
+    assert [left.name for left in path.parent.iterdir()] == ["way.json"]
+
+
+@pytest.mark.parametrize("source", ["uniform", "mask"])
+@pytest.mark.parametrize("batch", [None, 2])
+def test_states_end_in_the_sample(tmp_path: Path, source: str, batch: int | None) -> None:
+    samples = sampled(source, prefix="Mi", batch=batch)
+    way = Trajectory.load(samples.trajectory.save(tmp_path / "way.json"))
+    assert (way.method, way.source, way.steps, way.nfe, way.seed, way.vocab) == ("teacher", source, 4, 4, 2, 257)
+    assert way.mask == (257 if source == "mask" else None)
+    assert len(way.rows) == 3
+    for row, tokens in zip(way.rows, samples.tokens.tolist(), strict=True):
+        states = [state for state, _ in row.states()]
+        assert len(states) == 5
+        assert list(states[-1]) == tokens
+        assert row.given == (0, 1, 2)
+        assert all(state[:3] == (256, *b"Mi") for state in states)
+        if source == "mask":
+            assert set(states[0][3:]) == {257}
+        assert [step.t for step in row.steps] == [0.0, 0.25, 0.5, 0.75]
+        assert all(step.h == 0.25 and 1 / 257 <= step.confidence <= 1 for step in row.steps)
+        for before, (after, changed), step in zip(states, list(row.states())[1:], row.steps, strict=False):
+            assert {i for i in range(20) if before[i] != after[i]} == changed == {place for place, _ in step.changes}
+    held = {token for row in way.rows for state, _ in row.states() for token in state if token < 257}
+    assert set(way.pieces) == held  # enough to show every state, and nothing else
+    assert way.pieces[ord("M")] == "M"
+
+
+def test_a_trajectory_changes_nothing() -> None:
+    watched, plain = sampled("mask"), TextModel(tiny_velocity(tiny_spec()), ByteTokenizer(), "teacher").sample(3, 4, 2)
+    assert torch.equal(watched.tokens, plain.tokens)
+    assert plain.trajectory is None
+
+
+def test_confidence_is_the_mean_of_the_largest_probabilities() -> None:
+    from tsdfm.flow import Step
+
+    logits = torch.tensor([[[0.0, 0.0], [3.0, 0.0]], [[9.0, 9.0], [0.0, 1.0]]])
+    recorder, state = Recorder(), torch.zeros(2, 2, dtype=torch.int64)
+    recorder(Step(index=0, t=0.0, h=1.0, before=state, after=state + 1, logits=logits))
+    rows = recorder.rows(None)
+    sure = [torch.tensor([x]).sigmoid().item() for x in (3.0, 1.0)]
+    assert rows[0].steps[0].confidence == pytest.approx((0.5 + sure[0]) / 2)
+    assert rows[1].steps[0].confidence == pytest.approx((0.5 + sure[1]) / 2)
+    assert rows[0].steps[0].changes == ((0, 1), (1, 1))
+    assert Recorder().rows(None) == []
+
+
+def damage(**given: Any) -> Any:
+    plain = {
+        "format": 1,
+        **{name: getattr(HAND, name) for name in ("method", "source", "steps", "nfe", "seed", "vocab", "mask")},
+        "end_of_text": 256,
+        "pieces": {"97": "a"},
+        "rows": [{"given": [0], "start": [97, 97], "steps": [{"t": 0, "h": 1, "changes": [[1, 97]], "confidence": 1}]}],
+    }
+    return {**plain, **given}
+
+
+def row(**given: Any) -> list[Any]:
+    return [{**damage()["rows"][0], **given}]
+
+
+def step(**given: Any) -> list[Any]:
+    return row(steps=[{**damage()["rows"][0]["steps"][0], **given}])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is damaged"),
+        ('{"format": 1', "is damaged"),
+        ("[1, 2]", "is damaged"),
+        (json.dumps(damage(format=2)), "no trajectory this version reads"),
+        ("{}", "no trajectory this version reads"),
+        (json.dumps({"format": 1}), "is damaged .*method"),
+        (json.dumps(damage(pieces=[])), "is damaged"),
+        (json.dumps(damage(pieces={"x": "a"})), "is damaged"),
+        (json.dumps(damage(rows=3)), "is damaged"),
+        (json.dumps(damage(rows=[[]])), "is damaged"),
+        (json.dumps(damage(rows=row(start="ab"))), "is damaged"),
+        (json.dumps(damage(rows=row(given=[2]))), "is damaged .*outside the 2"),
+        (json.dumps(damage(rows=step(changes=[[5, 97]]))), "is damaged .*outside the 2"),
+        (json.dumps(damage(rows=step(changes=[[-1, 97]]))), "is damaged .*outside the 2"),
+        (json.dumps(damage(rows=step(changes=[[1, 2, 3]]))), "is damaged"),
+        (json.dumps(damage(rows=step(changes=None))), "is damaged"),
+    ],
+)
+def test_a_damaged_file(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "way.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match=said) as caught:
+        Trajectory.load(path)
+    assert str(path) in str(caught.value)
+
+
+def test_the_undamaged_one_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "way.json"
+    path.write_text(json.dumps(damage()))
+    assert Trajectory.load(path).rows[0].start == (97, 97)
+    with pytest.raises(UserError, match="no file at"):
+        Trajectory.load(tmp_path / "none.json")
