@@ -47,7 +47,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_verb_has_a_help_that_names_its_settings(capsys: pytest.CaptureFixture[str]) -> None:
     for verb in VERBS:
         with pytest.raises(SystemExit) as end:
-            main([verb, "--help"])
+            main([*verb.split(), "--help"])
         assert end.value.code == 0
         assert f"tsdfm {verb}" in capsys.readouterr().out
 

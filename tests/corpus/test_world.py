@@ -80,7 +80,9 @@ def check_and_weigh(world: World, text: str) -> float:
     others = tuple(name for name in people if name != giver)
     chance = ranked(people, giver, 0.1) * ranked(others, taker, 0.1) / 5 / (count - 1)
     chance *= ranked(world.colours, colour, 0.2) * ranked(world.objects, thing, 0.1) * ranked(world.places, place, 0.2)
-    chance *= (verb in MEETS) / len(MEETS) / 3
+    chance *= (verb in MEETS) / len(MEETS)
+    endings = ("left", "thanks", "mood")
+    chance *= ranked(endings, next(name for name in endings if found[name]), 1.0)
     if found["thanks"]:
         assert (found["thanks"], found["whom"]) == (subject(taker), objective(giver))
     elif found["left"]:

@@ -102,10 +102,14 @@ def test_packed_rows_are_the_documents_joined_by_end_of_text(corpus: Path, tmp_p
 def test_document_rows_hold_one_document_each(corpus: Path, tmp_path: Path) -> None:
     out = run(settings(corpus, tmp_path / "out", layout="document", length=48))
     tokenizer, rows = load_tokenizer(out), TokenRows(out)
-    fits = [t for t in read_split(corpus, "train") if len(tokenizer.encode(t)) + 1 <= 48]
+    fits = [t for t in read_split(corpus, "train") if len(tokenizer.encode(t)) + 2 <= 48]  # the anchor, and an end
     assert 0 < len(fits) < 540
     assert [tokenizer.documents(rows[i]) for i in range(len(rows))] == [[t] for t in fits]
-    assert (rows.take(range(len(rows)))[:, -1] == tokenizer.end_of_text).all()
+    whole = rows.take(range(len(rows)))
+    assert rows.anchor == 1
+    assert (whole[:, 0] == tokenizer.end_of_text).all()
+    assert (whole[:, 1] != tokenizer.end_of_text).all()
+    assert (whole[:, -1] == tokenizer.end_of_text).all()
     about = read_manifest(out)["splits"]["train"]
     assert about["skipped_documents"] == about["documents"] - len(fits)
     assert rows.characters == sum(map(len, fits))

@@ -119,7 +119,7 @@ class World:
 
     def ending(self, place: str, he: str, her: str) -> Story:
         """The last sentence: thanks, a mood, or the way out of the place where they met."""
-        first = yield law("ending", (he, "They", "Both"))
+        first = yield law("ending", ("They", he, "Both"), skew=1.0)
         if first == he:
             yield from fixed("thanks")
             yield from fixed(her, "pronoun")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -39,10 +42,16 @@ class DDiT(nn.Module):
         self.adaln = zero_(nn.Linear(shape.cond, 2 * shape.width))
         self.head = zero_(nn.Linear(shape.width, vocab))
 
-    def forward(self, x_t: Tensor, t: Tensor, h: Tensor | None = None) -> Tensor:
-        """Logits [B, L, |V|] of x_1 for x_t [B, L], t [B] and, where the network has it, h [B]."""
-        out: Tensor = self.head(self.hidden(x_t, t, h))
-        return out
+    def forward(
+        self, x_t: Tensor, t: Tensor, h: Tensor | None = None, then: Callable[[Tensor, nn.Linear], Any] | None = None
+    ) -> Any:
+        """Logits [B, L, |V|] of x_1 for x_t [B, L], t [B] and, where the network has it, h [B].
+
+        With `then`, what `then(hidden, head)` gives instead: work with the head that must happen inside the forward,
+        where DDP sees it and FSDP has the weights at hand, such as a loss that never makes all logits at once.
+        """
+        hidden = self.hidden(x_t, t, h)
+        return self.head(hidden) if then is None else apart(then, hidden, self.head)
 
     def hidden(self, x_t: Tensor, t: Tensor, h: Tensor | None = None) -> Tensor:
         """The final hidden state [B, L, D]; the head is linear in it."""
@@ -64,6 +73,12 @@ class DDiT(nn.Module):
         if h is None:
             return nn.functional.silu(self.time(t))
         return nn.functional.silu(self.join(torch.cat([self.time(t), self.step(h)], dim=-1)))
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def apart(then: Callable[[Tensor, nn.Linear], Any], hidden: Tensor, head: nn.Linear) -> Any:
+    """`then(hidden, head)` outside of what is compiled: it differs from step to step, the network does not."""
+    return then(hidden, head)
 
 
 def parameters(model: nn.Module) -> int:

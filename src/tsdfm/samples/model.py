@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -17,19 +17,26 @@ from tsdfm.errors import UserError
 from tsdfm.flow import Jump, RowNoise, Step, check_grid, grid, jump_from, solve
 from tsdfm.nn.velocity import Velocity, load_velocity, run_folder
 from tsdfm.samples.given import given_tokens
+from tsdfm.samples.guide import Guide
 from tsdfm.samples.trajectory import Recorder, Row, Trajectory, pieces_of
+from tsdfm.student.stats import Stats
 from tsdfm.tokens.tokenizer import Tokenizer, load_tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
-    """Finished texts. `tokens` [n, L]; `nfe` network passes each; `seconds` of generation for all of them."""
+    """Finished texts. `tokens` [n, L]; `nfe` network passes each; `seconds` of generation for all of them.
+
+    A guided generation also has `compass_calls`, states the compass scored for each text, and what `navigation` did.
+    """
 
     texts: list[str]
     tokens: Tensor
     nfe: int
     seconds: float
     trajectory: Trajectory | None = None
+    compass_calls: float = 0.0
+    navigation: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -60,12 +67,13 @@ class TextModel:
         first: int = 0,
         trajectory: bool = False,
         on_batch: Callable[[int, int], None] | None = None,
+        guide: Guide | None = None,
     ) -> Samples:
         """Write `n` texts in `steps` network passes each (or along the grid `times`).
 
         Text i depends on the seed and on i alone; `first` numbers the first one, so that a long list can be made in
         parts. `prefix` is kept as it is; `infill` is a template with gaps such as `{5}`. `jump` is `euler` (the plain
-        rate, a teacher's default), or `cumulative` (a student's).
+        rate, a teacher's default), or `cumulative` (a student's). `guide` navigates every step by a compass.
         """
         if n < 1:
             raise UserError(f"the number of samples must be at least 1, not {n}")
@@ -74,18 +82,30 @@ class TextModel:
         size, rows, parts = self.batch_size() if batch is None else batch, list[Row](), list[Tensor]()
         if size < 1:
             raise UserError(f"the batch must be at least 1, not {size}")
+        leap, stats = self.jump(jump), None
+        if guide is not None:
+            stats = Stats(guide.settings.k)
+            leap = guide.around(leap, given[0].to(self.velocity.device) if given else None, stats)
         begin = time.perf_counter()
         for start in range(0, n, size):
             numbers = torch.arange(first + start, first + min(n, start + size), device=self.velocity.device)
             recorder = Recorder() if trajectory else None
-            parts.append(self._solve(numbers, points, seed, given, temperature, top_p, self.jump(jump), recorder))
+            parts.append(self._solve(numbers, points, seed, given, temperature, top_p, leap, recorder))
             rows += recorder.rows(given[0] if given else None) if recorder else []
             if on_batch is not None:
                 on_batch(min(n, start + size), n)
         seconds = time.perf_counter() - begin
         tokens = torch.cat(parts)
         made = self._trajectory(rows, len(points) - 1, seed) if trajectory else None
-        return Samples(texts=self.texts(tokens), tokens=tokens, nfe=len(points) - 1, seconds=seconds, trajectory=made)
+        return Samples(
+            texts=self.texts(tokens),
+            tokens=tokens,
+            nfe=len(points) - 1,
+            seconds=seconds,
+            trajectory=made,
+            compass_calls=stats.scored / n if stats else 0.0,
+            navigation=stats.summary() if stats else {},
+        )
 
     def _solve(
         self,

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from tsdfm.engine.manifest import disk
+from tsdfm.samples.guide import guide_from
 from tsdfm.samples.model import Samples, TextModel, load
 from tsdfm.samples.settings import SampleSettings
 
@@ -31,9 +32,10 @@ def run(settings: SampleSettings) -> Samples:
         for number, text in enumerate(samples.texts):
             console.rule(f"text {number}, seed {settings.seed}, {samples.nfe} passes", align="left", style="dim")
             console.print(text, markup=False, highlight=False)
+    guided = f"{samples.compass_calls:.0f} compass calls each, " if samples.navigation else ""
     speed = samples.tokens.numel() / samples.seconds
     Console(stderr=True).print(
-        f"{len(samples.texts)} texts, {samples.nfe} network passes each, {samples.seconds:.2f} s, {speed:,.0f} tokens/s"
+        f"{len(samples.texts)} texts, {samples.nfe} network passes each, {guided}{samples.seconds:.2f} s, {speed:,.0f} tokens/s"
     )
     return samples
 
@@ -54,6 +56,7 @@ def generate(model: TextModel, settings: SampleSettings) -> Samples:
             batch=settings.batch,
             trajectory=settings.live or settings.save_trajectory is not None,
             on_batch=lambda done, _: bar.update(job, completed=done),
+            guide=guide_from(settings.guide, settings.compass, settings.navigate, model.velocity),
         )
 
 

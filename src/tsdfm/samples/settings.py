@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Literal
 
 from tsdfm.settings import option, required
+from tsdfm.student.settings import NavigateSettings, PolicyName
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleSettings:
     """Write texts with a trained model."""
 
-    model: Path = required("run folder or checkpoint of a teacher")
+    model: Path = required("run folder or checkpoint of a teacher or student")
     n: int = option(4, "texts to write")
     steps: int = option(16, "network passes for each text")
     seed: int = option(0, "text i depends on the seed and i alone")
@@ -22,6 +23,8 @@ class SampleSettings:
     temperature: float = option(1.0, "below 1 is safer and narrower; 0 takes the likeliest token")
     top_p: float = option(1.0, "keep the most likely tokens up to this share of the probability")
     jump: Literal["auto", "euler", "cumulative"] = option("auto", "euler for a teacher, cumulative for a student")
+    guide: PolicyName = option("blind", "navigate every step by a compass: sequence, token or sequence-to-token")
+    compass: Path | None = option(None, "the compass's run, for --guide")
     weights: Literal["ema", "model"] = option("ema", "averaged or plain weights")
     checkpoint: Literal["newest", "best"] = option("newest", "which checkpoint of a run")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
@@ -29,3 +32,4 @@ class SampleSettings:
     out: Path | None = option(None, "also write the texts to this file, a JSON object a line")
     live: bool = option(False, "replay the texts appearing step by step in the terminal")
     save_trajectory: Path | None = option(None, "write the trajectory, for the viewers, to this file")
+    navigate: NavigateSettings = option(NavigateSettings(), "navigation, for --guide")

@@ -1,0 +1,49 @@
+"""Guidance at generation time: a midpoint policy and its compass, for any checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from tsdfm.errors import UserError
+from tsdfm.flow import Jump
+from tsdfm.nn.velocity import Velocity
+from tsdfm.student.midpoint import Energy, policy_from
+from tsdfm.student.navigate import Mover
+from tsdfm.student.settings import NavigateSettings
+from tsdfm.student.stats import Stats
+
+
+@dataclass(frozen=True)
+class Guide:
+    """How every step of a generation is made: `sequence`, `token` or `sequence-to-token`, by energies of `compass`.
+
+    Example: `model.sample(n=4, steps=16, guide=Guide("sequence-to-token", load_compass("runs/demo/compass-uniform")))`
+    """
+
+    policy: str
+    compass: Energy | None = None
+    settings: NavigateSettings = NavigateSettings()  # noqa: RUF009 (frozen)
+
+    def around(self, jump: Jump, held: Tensor | None, stats: Stats) -> Jump:
+        """The jump, guided; positions `held` stay as they are in every state that is scored."""
+        if not isinstance(jump, Mover):
+            raise UserError("this jump cannot be guided: use euler or cumulative")
+        return policy_from(self.policy, jump, settings=self.settings, compass=self.compass, held=held, stats=stats)
+
+
+def guide_from(policy: str, compass: Path | None, settings: NavigateSettings, velocity: Velocity) -> Guide | None:
+    """The guide that was asked for on the command line; none for `blind`."""
+    if policy == "blind":
+        return None
+    if compass is None:
+        if settings.selector != "random":
+            raise UserError(f"--guide {policy} needs --compass, or --navigate.selector random")
+        return Guide(policy, None, settings)
+    from tsdfm.compass.model import load_compass
+
+    found = load_compass(compass, velocity.device)
+    found.match(velocity.spec, "the model to be guided")
+    return Guide(policy, found, settings)
