@@ -153,7 +153,7 @@ def test_a_story_depends_on_seed_and_number_alone() -> None:
     # a corpus made today must be the corpus made next year
     assert next(stories(0, 1)) == (
         "Ben has four green drums. He finds Paul in the village. He gives him three. "
-        "Now Paul has three green drums and Ben has one. He thanks him."
+        "Now Paul has three green drums and Ben has one. They leave the village."
     )
 
 
