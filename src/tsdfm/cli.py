@@ -50,6 +50,20 @@ VERBS = {
         section="teacher",
         epilog="tsdfm teacher --tokens runs/mine/tokens --out runs/mine/teacher --net.preset small --loop.steps 10000",
     ),
+    "compass": Verb(
+        "tsdfm.compass.settings:CompassSettings",
+        "tsdfm.compass.run:run",
+        "train the energy that tells good half-formed texts from bad ones",
+        section="compass",
+        epilog="tsdfm compass --tokens runs/mine/tokens --teacher runs/mine/teacher --out runs/mine/compass",
+    ),
+    "compass validate": Verb(
+        "tsdfm.compass.settings:ValidateSettings",
+        "tsdfm.compass.validate:run",
+        "examine a compass on held-out text, as the paper's appendix does",
+        positional="compass",
+        epilog="tsdfm compass validate runs/mine/compass",
+    ),
     "sample": Verb(
         "tsdfm.samples.settings:SampleSettings",
         "tsdfm.samples.run:run",
@@ -100,10 +114,11 @@ def _main(words: list[str]) -> int:
 
         print(f"tsdfm {__version__}")
         return 0
-    name = words[0]
+    size = 2 if " ".join(words[:2]) in VERBS else 1
+    name = " ".join(words[:size])
     if name not in VERBS:
         raise UserError(f"unknown command {name!r}{nearest(name, VERBS)}")
-    settings = read(name, VERBS[name], words[1:])
+    settings = read(name, VERBS[name], words[size:])
     load(VERBS[name].run)(settings)
     return 0
 
@@ -116,7 +131,7 @@ def overview() -> str:
         "Few-step discrete flow matching: train, distil, sample, measure.",
         "",
     ]
-    lines += [f"  {name:<10} {verb.help}" for name, verb in VERBS.items()]
+    lines += [f"  {name:<17} {verb.help}" for name, verb in VERBS.items()]
     return "\n".join([*lines, "", "`tsdfm COMMAND --help` lists its settings; `make demo` runs everything small."])
 
 

@@ -1,7 +1,10 @@
-"""Run a recipe from text to table: corpus → tokens → teacher → measure. What is already made is not made again.
+"""Run a recipe from text to table: corpus → tokens → teacher → compass → measure, for each source.
 
-Each stage's folder lies in the pipeline's: OUT/corpus, OUT/tokens, OUT/teacher-uniform, OUT/report. A stage that was
-broken off goes on where it was; one that is finished with the same settings is skipped.
+Every stage has a folder in the pipeline's: OUT/corpus, OUT/tokens, OUT/teacher-uniform, OUT/compass-uniform, …, and
+OUT/report. A stage that was broken off goes on where it was; one that is finished with the same settings is skipped.
+
+A recipe has a section for each stage it wants. `sources = ["uniform", "mask"]` runs the stages after `tokens` for both,
+and `[source.mask.teacher]` lays settings over `[teacher]` for one of them.
 """
 
 from __future__ import annotations
@@ -12,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from tsdfm.engine.manifest import NAME as MANIFEST
-from tsdfm.engine.manifest import read_manifest, write_manifest
+from tsdfm.engine.manifest import read_json, read_manifest, write_json, write_manifest
 from tsdfm.errors import UserError
 from tsdfm.recipes import load_recipe
 from tsdfm.settings import build, merge, nearest, option, required, to_dict
 
-SECTIONS = ("corpus", "tokens", "teacher", "measure")
+SECTIONS = ("sources", "source", "corpus", "tokens", "teacher", "compass", "measure")
+SOURCES = ("uniform", "mask")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,19 +33,22 @@ class PipelineSettings:
     set: tuple[str, ...] = option((), "override a setting, as in teacher.loop.steps=100; may be given many times")
 
 
+@dataclass(frozen=True)
+class Stage:
+    """A step of the pipeline: what to call it, and what to do."""
+
+    name: str
+    run: Callable[[], Any]
+
+
 def run(settings: PipelineSettings, say: Callable[[str], None] = print) -> Path:
     """Run every stage the recipe has a section for, and return the folder."""
     recipe = merge(load_recipe(settings.recipe), overrides(settings.set))
-    for name in recipe:
-        if name not in SECTIONS:
-            raise UserError(f"unknown section [{name}] in recipe {settings.recipe}{nearest(name, SECTIONS)}")
-    out = settings.out
-    planned = plan(recipe, out)
-    for name, stage in planned.items():
-        say(f"── {name}")
-        stage()
-    say(f"── done: {out}")
-    return out
+    for stage in plan(recipe, settings.out):
+        say(f"── {stage.name}")
+        stage.run()
+    say(f"── done: {settings.out}")
+    return settings.out
 
 
 def overrides(pairs: tuple[str, ...]) -> dict[str, Any]:
@@ -51,50 +58,100 @@ def overrides(pairs: tuple[str, ...]) -> dict[str, Any]:
         path, equals, value = pair.partition("=")
         if not equals:
             raise UserError(f"--set takes section.name=value, not {pair!r}")
-        nested: Any = value
+        nested: Any = value.split(",") if path.strip() == "sources" else value
         for part in reversed(path.strip().split(".")):
             nested = {part: nested}
         out = merge(out, nested)
     return out
 
 
-def plan(recipe: Mapping[str, Any], out: Path) -> dict[str, Callable[[], Any]]:
+def plan(recipe: Mapping[str, Any], out: Path) -> list[Stage]:
     """The stages in order. Every section's settings are built here, so that a mistake in the last one shows at once."""
+    for name in recipe:
+        if name not in SECTIONS:
+            raise UserError(f"unknown section [{name}] in the recipe{nearest(name, SECTIONS)}")
+    stages = text_stages(recipe, out)
+    for source in sources_of(recipe):
+        stages += source_stages(recipe, source, out)
+    return stages + report_stages(recipe, out)
+
+
+def sources_of(recipe: Mapping[str, Any]) -> list[str]:
+    """The sources to run for."""
+    found = recipe.get("sources", [recipe.get("teacher", {}).get("source", "uniform")])
+    for source in [*found, *recipe.get("source", {})]:
+        if source not in SOURCES:
+            raise UserError(f"unknown source {source!r}{nearest(str(source), SOURCES)}")
+    return list(found)
+
+
+def section(recipe: Mapping[str, Any], name: str, source: str) -> dict[str, Any]:
+    """A section's values for one source."""
+    return merge(recipe[name], recipe.get("source", {}).get(source, {}).get(name, {}))
+
+
+def text_stages(recipe: Mapping[str, Any], out: Path) -> list[Stage]:
+    """Corpus and tokens, which all sources share."""
     from tsdfm.corpus.run import run as make_corpus
     from tsdfm.corpus.settings import CorpusSettings
-    from tsdfm.report.measure import MeasureSettings
-    from tsdfm.teacher.settings import TeacherSettings
     from tsdfm.tokens.run import run as make_tokens
     from tsdfm.tokens.settings import TokensSettings
 
-    stages: dict[str, Callable[[], Any]] = {}
+    stages = []
     if "corpus" in recipe:
         corpus = build(CorpusSettings, {**recipe["corpus"], "out": out / "corpus"}, "corpus")
         corpus.all_sources()
-        stages["corpus"] = lambda: make_corpus(corpus)
+        stages.append(Stage("corpus", lambda: make_corpus(corpus)))
     if "tokens" in recipe:
         given = {"corpus": out / "corpus", "out": out / "tokens", **recipe["tokens"]}
         tokens = build(TokensSettings, given, "tokens")
-        stages["tokens"] = lambda: make_tokens(tokens)
-    if "teacher" in recipe:
-        given = {"tokens": out / "tokens", **recipe["teacher"]}
-        source = given.get("source", "uniform")
-        teacher = build(TeacherSettings, {**given, "out": out / f"teacher-{source}"}, "teacher")
-        teacher.net.shape()
-        stages[f"teacher, {source} source"] = lambda: train_teacher(teacher)
-        if "measure" in recipe:
-            measured = build(MeasureSettings, recipe["measure"], "measure")
-            stages["measure"] = lambda: measure_all(measured, teacher.tokens, [teacher.out], out / "report")
+        stages.append(Stage("tokens", lambda: make_tokens(tokens)))
     return stages
 
 
-def train_teacher(settings: Any) -> Path:
-    """Train, go on, or leave a finished teacher as it is."""
-    from tsdfm.teacher.run import run as train
+def source_stages(recipe: Mapping[str, Any], source: str, out: Path) -> list[Stage]:
+    """What is trained for one source."""
+    from tsdfm.compass.run import run as train_compass
+    from tsdfm.compass.settings import CompassSettings
+    from tsdfm.teacher.run import run as train_teacher
+    from tsdfm.teacher.settings import TeacherSettings
 
+    stages, inputs = [], {"tokens": out / "tokens"}
+    if "teacher" in recipe:
+        given = {**inputs, **section(recipe, "teacher", source), "source": source, "out": out / f"teacher-{source}"}
+        teacher = build(TeacherSettings, given, "teacher")
+        teacher.net.shape()
+        stages.append(Stage(f"teacher, {source} source", lambda: train(train_teacher, teacher)))
+    if "compass" in recipe:
+        inputs["teacher"] = out / f"teacher-{source}"
+        given = {**inputs, **section(recipe, "compass", source), "out": out / f"compass-{source}"}
+        compass = build(CompassSettings, given, "compass")
+        compass.net.shape()
+        stages.append(Stage(f"compass, {source} source", lambda: train(train_compass, compass)))
+        stages.append(Stage(f"compass validation, {source} source", lambda: examine(compass.out)))
+    return stages
+
+
+def report_stages(recipe: Mapping[str, Any], out: Path) -> list[Stage]:
+    """Measure what was trained."""
+    from tsdfm.report.measure import MeasureSettings
+
+    stages, sources = [], sources_of(recipe)
+    if "compass" in recipe:
+        folders = {source: out / f"compass-{source}" for source in sources}
+        stages.append(Stage("compass report", lambda: collect_validations(folders, out / "report")))
+    if "measure" in recipe:
+        measured = build(MeasureSettings, recipe["measure"], "measure")
+        models = [out / f"teacher-{source}" for source in sources]
+        stages.append(Stage("measure", lambda: measure_all(measured, out / "tokens", models, out / "report")))
+    return stages
+
+
+def train(stage: Callable[[Any], Path], settings: Any) -> Path:
+    """Train, go on, or leave a finished run as it is."""
     if is_finished(settings):
         return Path(settings.out)
-    return train(replace(settings, resume=True))
+    return stage(replace(settings, resume=True))
 
 
 def is_finished(settings: Any) -> bool:
@@ -110,8 +167,24 @@ def is_finished(settings: Any) -> bool:
 
 
 def comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings without what does not change the result."""
-    return {name: value for name, value in settings.items() if name not in ("out", "tokens", "resume")}
+    """Settings without what does not change the result: where things lie, and how the run was started."""
+    return {n: v for n, v in settings.items() if n not in ("out", "tokens", "teacher", "resume")}
+
+
+def examine(compass: Path) -> None:
+    """Validate a compass, once for each checkpoint it has been."""
+    from tsdfm.compass.settings import ValidateSettings
+    from tsdfm.compass.validate import validate
+    from tsdfm.engine.checkpoint import find_checkpoint
+
+    done = compass / "validation.json"
+    if not done.is_file() or read_json(done).get("checkpoint") != find_checkpoint(compass, "best").name:
+        validate(ValidateSettings(compass=compass))
+
+
+def collect_validations(folders: Mapping[str, Path], report: Path) -> None:
+    """`report/compass.json`: the validation of each source's compass."""
+    write_json(report / "compass.json", {s: read_json(f / "validation.json") for s, f in folders.items()})
 
 
 def measure_all(settings: Any, tokens: Path, models: list[Path], report: Path) -> None:
@@ -128,5 +201,6 @@ def measure_all(settings: Any, tokens: Path, models: list[Path], report: Path) -
     inputs = {"tokens": tokens, **{model.name: model for model in models}}
     write_manifest(report, stage="report", settings=settings, inputs=inputs)
     for row in rows[:-1]:
-        console.print(f"[dim]{row['method']}, {row['steps']} steps:[/dim] {row['texts'][0]}", highlight=False)
+        title = f"{row['method']}, {row['source']} source, {row['steps']} steps"
+        console.print(f"[dim]{title}:[/dim] {row['texts'][0]}", highlight=False)
     show(rows)

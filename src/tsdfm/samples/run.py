@@ -34,9 +34,8 @@ def run(settings: SampleSettings) -> Samples:
             console.print(text, markup=False, highlight=False)
     guided = f"{samples.compass_calls:.0f} compass calls each, " if samples.navigation else ""
     speed = samples.tokens.numel() / samples.seconds
-    Console(stderr=True).print(
-        f"{len(samples.texts)} texts, {samples.nfe} network passes each, {guided}{samples.seconds:.2f} s, {speed:,.0f} tokens/s"
-    )
+    work = f"{len(samples.texts)} texts, {samples.nfe} network passes each, {guided}"
+    Console(stderr=True).print(f"{work}{samples.seconds:.2f} s, {speed:,.0f} tokens/s")
     return samples
 
 

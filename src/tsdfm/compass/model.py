@@ -1,0 +1,85 @@
+"""A trained compass, for use by other stages and by users."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tsdfm.compass.network import CompassSpec, EnergyNet
+from tsdfm.engine.checkpoint import find_checkpoint, load_weights, read_state
+from tsdfm.engine.distributed import pick_device
+from tsdfm.engine.manifest import read_manifest
+from tsdfm.engine.precision import autocast, use_bf16
+from tsdfm.errors import UserError
+from tsdfm.nn.velocity import VelocitySpec
+from tsdfm.settings import build
+
+ROOM = {"cpu": 1 << 27, "cuda": 1 << 32}  # bytes of activations of one call
+COPIES = 40  # bytes a token and width unit that a block keeps alive at once, about
+
+
+@dataclass(frozen=True)
+class Compass:
+    """E(x): lower is better. Frozen: it never gives a gradient.
+
+    Example: `load_compass(Path("runs/demo/compass-uniform")).energy(tokens)` gives [B] for tokens [B, L].
+    """
+
+    spec: CompassSpec
+    net: EnergyNet
+    checkpoint: Path | None = None
+    sha256: str = ""
+    bf16: bool = False
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.net.parameters()).device
+
+    @torch.no_grad()
+    def energy(self, tokens: Tensor) -> Tensor:
+        """Energies [B], float32 (float64 for a float64 network), of token states [B, L], as many as you like."""
+        if tokens.ndim != 2:
+            raise UserError(f"the compass scores tokens of shape [B, L], not {tuple(tokens.shape)}")
+        room = ROOM.get(self.device.type, ROOM["cpu"])
+        size = max(1, room // (tokens.shape[1] * self.spec.shape.width * COPIES))
+        with autocast(self.bf16, self.device):
+            parts = [self.net(part.to(self.device)) for part in torch.split(tokens, size)]
+        return torch.cat(parts)
+
+    def match(self, other: VelocitySpec, what: str) -> None:
+        """Refuse a student or teacher with another vocabulary, tokenizer or source."""
+        self.spec.match(other, what)
+
+
+def read_compass_spec(path: Path) -> CompassSpec:
+    """What the compass in a run or checkpoint folder is."""
+    manifest = read_manifest(path)
+    if not isinstance(manifest.get("compass"), dict):
+        raise UserError(f"{path} holds no compass (its stage is {manifest.get('stage')!r}): give what `compass` made")
+    return build(CompassSpec, manifest["compass"], "compass")
+
+
+def load_compass(
+    path: Path | str,
+    device: torch.device | str = "auto",
+    *,
+    which: str = "ema",
+    choose: str = "best",
+    precision: str = "auto",
+) -> Compass:
+    """The compass of a run (its best or newest checkpoint) or of one checkpoint, frozen, ready to score."""
+    place = pick_device(device) if isinstance(device, str) else device
+    checkpoint = find_checkpoint(Path(path), choose)
+    spec = read_compass_spec(checkpoint)
+    net = spec.network()
+    try:
+        net.load_state_dict(load_weights(checkpoint, which))
+    except RuntimeError:
+        raise UserError(f"the weights in {checkpoint} do not fit its manifest: restore it from a copy") from None
+    files = read_state(checkpoint)["files"]
+    sha256 = files.get(f"{which}.safetensors", files["model.safetensors"])["sha256"]
+    net = net.to(place).eval().requires_grad_(False)
+    return Compass(spec, net, checkpoint, sha256, use_bf16(precision, place))

@@ -1,0 +1,146 @@
+"""The energy network: a transformer encoder without time, pooled by attention to one number.
+
+Shapes: B batch, L length, D width, C condition width, H heads, E = D/H head size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from tsdfm.errors import UserError
+from tsdfm.flow.schedule import Schedule, schedule_from
+from tsdfm.flow.source import Source, source_from
+from tsdfm.nn.layers import Block, Norm, Rotary
+from tsdfm.nn.settings import Shape
+from tsdfm.nn.velocity import Velocity, VelocitySpec
+from tsdfm.settings import to_dict
+
+
+class EnergyNet(nn.Module):
+    """E(x) [B] of token states x [B, L], of any length.
+
+    The blocks are a velocity network's. Where that one has silu(time(t)), this one has a learned constant [C]: it is
+    told nothing of t, and can still take over a velocity network's lower blocks.
+    """
+
+    def __init__(self, shape: Shape, *, tokens: int) -> None:
+        super().__init__()
+        self.shape = shape
+        self.embedding = nn.Embedding(tokens, shape.width)
+        nn.init.normal_(self.embedding.weight, std=0.02)
+        self.constant = nn.Parameter(torch.randn(shape.cond))
+        self.rotary = Rotary(shape.width // shape.heads)
+        self.blocks = nn.ModuleList(Block(shape, fuse=False) for _ in range(shape.depth))
+        self.pool = Pool(shape)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.embedding(x)
+        cond = self.constant.expand(len(x), -1)
+        cos, sin = self.rotary(x.shape[1])
+        for block in self.blocks:
+            if self.shape.checkpoint and torch.is_grad_enabled():
+                hidden = checkpoint(block, hidden, cond, cos, sin, use_reentrant=False)
+            else:
+                hidden = block(hidden, cond, cos, sin)
+        energy: Tensor = self.pool(hidden)
+        return energy
+
+
+class Pool(nn.Module):
+    """Attention from a learned query to all positions, then a two-layer MLP to a scalar. [B, L, D] → [B].
+
+    With a learned query the scores q·(K x) are linear in x, and mixing commutes with the value map, so keys fold into
+    one vector a head and values are mapped after mixing: the same function as the usual attention, at 1/D of its cost.
+    That lets it run in float32 always. Candidates differ by hundredths, which bf16 (8 bits) would round away.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        width, heads = shape.width, shape.heads
+        self.norm = Norm(width)
+        self.query = nn.Linear(width, heads, bias=False)
+        self.value = nn.Parameter(torch.randn(heads, width, width // heads) * width**-0.5)
+        self.head = nn.Sequential(nn.Linear(width, width), nn.GELU(approximate="tanh"), nn.Linear(width, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            x = self.norm(x)
+            weights = self.query(x).softmax(dim=1)  # [B, L, H]
+            mixed = weights.transpose(1, 2) @ x  # [B, H, D]
+            values = torch.einsum("bhd,hde->bhe", mixed, self.value).flatten(1)
+            energy: Tensor = self.head(values).squeeze(-1)
+        return energy
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompassSpec:
+    """What a compass is, apart from its weights; written into its manifest under `compass`."""
+
+    shape: Shape
+    vocab: int
+    source: str
+    schedule: str
+    length: int
+    anchor: int
+    tokenizer: str
+    objective: str
+
+    def flow_source(self) -> Source:
+        """The law of x_0."""
+        return source_from(self.source, self.vocab)
+
+    def flow_schedule(self) -> Schedule:
+        """κ(t)."""
+        return schedule_from(self.schedule)
+
+    def network(self) -> EnergyNet:
+        """A fresh network of this kind."""
+        return EnergyNet(self.shape, tokens=self.flow_source().tokens)
+
+    def plain(self) -> dict[str, Any]:
+        """For a manifest."""
+        return dict(to_dict(self))
+
+    def match(self, other: VelocitySpec | CompassSpec, what: str) -> None:
+        """Refuse another vocabulary, tokenizer or source than this compass's. Lengths may differ."""
+        for name in ("vocab", "tokenizer", "source", "anchor"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine != theirs:
+                raise UserError(f"{what} has {name} {theirs}, the compass has {mine}: they do not belong together")
+
+
+def spec_from(teacher: VelocitySpec, shape: Shape, objective: str) -> CompassSpec:
+    """The compass that goes with a teacher."""
+    return CompassSpec(
+        shape=shape,
+        vocab=teacher.vocab,
+        source=teacher.source,
+        schedule=teacher.schedule,
+        length=teacher.length,
+        anchor=teacher.anchor,
+        tokenizer=teacher.tokenizer,
+        objective=objective,
+    )
+
+
+@torch.no_grad()
+def start_from_teacher(net: EnergyNet, teacher: Velocity) -> None:
+    """Take over the embedding, the lower blocks, and the mean of the time condition over t ∈ (0, 1)."""
+    theirs, mine = teacher.spec.shape, net.shape
+    same = (theirs.width, theirs.heads, theirs.cond, theirs.hidden) == (mine.width, mine.heads, mine.cond, mine.hidden)
+    if not same or theirs.depth < mine.depth or teacher.spec.step_size:
+        raise UserError(
+            f"init = teacher needs its width {theirs.width}, heads {theirs.heads}, cond {theirs.cond}, mlp_ratio "
+            f"{theirs.hidden // theirs.width} and at most {theirs.depth} blocks, without step-size conditioning: "
+            "change net.*, or use init = fresh"
+        )
+    net.embedding.load_state_dict(teacher.net.embedding.state_dict())
+    for block, source in zip(net.blocks, teacher.net.blocks, strict=False):
+        block.load_state_dict(source.state_dict())
+    t = (torch.arange(64, device=teacher.device) + 0.5) / 64
+    net.constant.copy_(teacher.net.condition(t, None).mean(0))

@@ -1,0 +1,109 @@
+"""The compass stage: tokens and a teacher → a run folder with checkpoints, metrics, the tokenizer and a manifest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tsdfm.compass.model import read_compass_spec
+from tsdfm.compass.network import CompassSpec, EnergyNet, spec_from, start_from_teacher
+from tsdfm.compass.ratio import RatioTask
+from tsdfm.compass.settings import CompassSettings
+from tsdfm.compass.task import CompassTask, make_negatives
+from tsdfm.engine.checkpoint import Store, load_weights
+from tsdfm.engine.distributed import World, join
+from tsdfm.engine.loop import fit
+from tsdfm.engine.task import Record
+from tsdfm.errors import UserError
+from tsdfm.nn.velocity import Velocity, load_velocity
+from tsdfm.settings import to_dict
+from tsdfm.teacher.run import valid_rows
+from tsdfm.tokens.loader import Loader, prefetch
+from tsdfm.tokens.rows import TokenRows
+
+
+def run(settings: CompassSettings) -> Path:
+    """Train a compass and return its run folder."""
+    rows = TokenRows(settings.tokens, "train")
+    with join(settings.loop.device) as world:
+        teacher = load_velocity(settings.teacher, world.device)
+        spec = spec_from(teacher.spec, settings.net.shape(), settings.objective)
+        check_rows(spec, rows, settings.tokens)
+        task = task_for(settings, spec, teacher, rows, world)
+        if Store(settings.out).newest() is None:  # else `fit` resumes it or refuses: leave what is there as it is
+            start(task.model, settings, spec, teacher)
+            world.on_main(lambda: rows.tokenizer.save(settings.out / "tokenizer"))
+        loader = Loader(rows, settings.loop.batch, settings.loop.seed, world.rank, world.size)
+        fit(
+            task,
+            lambda step: prefetch(loader, step, world.device, stop=settings.loop.steps),
+            world=world,
+            loop=settings.loop,
+            optim=settings.optim,
+            out=settings.out,
+            record=record_for(settings, spec),
+            resume=settings.resume,
+        )
+    return settings.out
+
+
+def check_rows(spec: CompassSpec, rows: TokenRows, folder: Path) -> None:
+    """The teacher must have been trained on rows of this kind."""
+    found = {"vocab": rows.vocab_size, "tokenizer": rows.fingerprint, "length": rows.length, "anchor": rows.anchor}
+    for name, theirs in found.items():
+        if getattr(spec, name) != theirs:
+            raise UserError(
+                f"{folder} has {name} {theirs}, the teacher has {getattr(spec, name)}: use the tokens it was trained on"
+            )
+
+
+def task_for(
+    settings: CompassSettings, spec: CompassSpec, teacher: Velocity, rows: TokenRows, world: World
+) -> CompassTask | RatioTask:
+    """The objective these settings ask for."""
+    negatives = make_negatives(settings.corrupt, rows, spec, teacher, settings.t_floor, world.device)
+    valid = valid_rows(settings.tokens)
+    if settings.objective == "nce":
+        return CompassTask(settings, spec, negatives, valid, world)
+    return RatioTask(settings, spec, proposer_for(settings, spec, teacher), negatives, valid, world)
+
+
+def proposer_for(settings: CompassSettings, spec: CompassSpec, teacher: Velocity) -> Velocity:
+    """The model whose jumps objective `ratio` tells from the truth."""
+    if settings.ratio.proposer is None:
+        return teacher
+    proposer = load_velocity(settings.ratio.proposer, teacher.device)
+    spec.match(proposer.spec, f"the proposer {settings.ratio.proposer}")
+    if proposer.spec.schedule != spec.schedule:
+        raise UserError(f"the proposer has schedule {proposer.spec.schedule}, the teacher {spec.schedule}")
+    return proposer
+
+
+def start(model: EnergyNet, settings: CompassSettings, spec: CompassSpec, teacher: Velocity) -> None:
+    """The weights of step 0, where they are not the fresh ones."""
+    if settings.init_from is not None:
+        other = read_compass_spec(settings.init_from)
+        spec.match(other, f"the compass to start from, {settings.init_from},")
+        try:
+            model.load_state_dict(load_weights(settings.init_from, choose="best"))
+        except RuntimeError:
+            raise UserError(f"{settings.init_from} has a compass of another size: use its net settings") from None
+    elif settings.init == "teacher":
+        start_from_teacher(model, teacher)
+
+
+def record_for(settings: CompassSettings, spec: CompassSpec) -> Record:
+    """What the run's manifests say. `compass` rather than `model`: nobody may take it for a velocity network."""
+    inputs = {"tokens": settings.tokens, "teacher": settings.teacher}
+    if settings.ratio.proposer is not None and settings.objective == "ratio":
+        inputs["proposer"] = settings.ratio.proposer
+    plain = to_dict(settings)
+    own = ("negatives", "lambda_reg", "lambda_order", "gamma", "delta_min", "delta_max", "t_floor", "clean", "corrupt")
+    fixed = {name: plain[name] for name in own} if settings.objective == "nce" else {"ratio": plain["ratio"]}
+    return Record(
+        stage="compass",
+        settings=settings,
+        inputs=inputs,
+        parent=settings.init_from,
+        extra={"compass": spec.plain()},
+        identity={"compass": spec.plain(), **fixed},
+    )

@@ -1,0 +1,135 @@
+"""`tsdfm compass validate`: what the paper's appendix asks of a compass, on held-out rows.
+
+Writes into the compass's run folder `validation.json` and `energy.svg`, and prints the tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from tsdfm.compass.exam import Curve, Exam
+from tsdfm.compass.figure import energy_figure
+from tsdfm.compass.model import Compass, load_compass
+from tsdfm.compass.negatives import by_strategy
+from tsdfm.compass.ratio import tally
+from tsdfm.compass.settings import CompassSettings, ValidateSettings
+from tsdfm.compass.statistics import curve_summary, wilson
+from tsdfm.compass.table import show
+from tsdfm.compass.task import make_negatives
+from tsdfm.engine.manifest import read_manifest, write_json
+from tsdfm.errors import UserError
+from tsdfm.nn.velocity import Velocity, load_velocity, run_folder
+from tsdfm.settings import build
+from tsdfm.tokens.rows import TokenRows
+
+PART = 64  # questions put at once
+CANDIDATE_TIMES = (0.2, 0.4, 0.6, 0.8)
+
+
+def validate(settings: ValidateSettings, console: Console | None = None) -> dict[str, Any]:
+    """Examine a compass; returns what `validation.json` holds."""
+    compass = load_compass(settings.compass, settings.device, choose=settings.choose)
+    checkpoint = compass.checkpoint or settings.compass
+    trained = build(CompassSettings, read_manifest(checkpoint)["settings"])
+    tokens, teacher = settings.tokens or trained.tokens, settings.teacher or trained.teacher
+    proposer = (trained.ratio.proposer or teacher) if trained.objective == "ratio" else teacher
+    velocity = _velocity(teacher, compass)
+    exam = exam_for(compass, trained, tokens, velocity, settings.seed)
+    found = {
+        "objective": compass.spec.objective,
+        "source": compass.spec.source,
+        "checkpoint": checkpoint.name,
+        "seed": settings.seed,
+        **accuracy(exam, compass, settings.pairs),
+        **monotonicity(exam, compass, settings.rows, settings.times),
+        "candidates": candidates(
+            exam, compass, velocity if proposer == teacher else _velocity(proposer, compass), trained, settings
+        ),
+    }
+    folder = run_folder(checkpoint)
+    write_json(folder / "validation.json", found)
+    (folder / "energy.svg").write_text(energy_figure(found), encoding="utf-8")
+    show(found, console or Console())
+    return found
+
+
+def run(settings: ValidateSettings) -> Path:
+    """The command: validate, and return the run folder that holds the results."""
+    validate(settings)
+    return run_folder(settings.compass)
+
+
+def _velocity(path: Path, compass: Compass) -> Velocity:
+    """A velocity network that belongs with the compass."""
+    velocity = load_velocity(path, compass.device)
+    compass.match(velocity.spec, f"the model in {path}")
+    return velocity
+
+
+def exam_for(compass: Compass, trained: CompassSettings, tokens: Path, teacher: Velocity, seed: int) -> Exam:
+    """The held-out rows of `tokens`, corrupted as in training."""
+    train, valid = TokenRows(tokens, "train"), TokenRows(tokens, "valid")
+    if (valid.fingerprint, valid.anchor) != (compass.spec.tokenizer, compass.spec.anchor):
+        raise UserError(f"{tokens} was made with another tokenizer or layout than the compass's: give its own tokens")
+    negatives = make_negatives(trained.corrupt, train, compass.spec, teacher, trained.t_floor, compass.device)
+    return Exam(valid, compass.spec, negatives, trained.clean, seed, compass.device)
+
+
+def parts(count: int) -> Iterator[Tensor]:
+    """Question numbers 0 … count − 1, a part at a time."""
+    for first in range(0, count, PART):
+        yield torch.arange(first, min(first + PART, count))
+
+
+def accuracy(exam: Exam, compass: Compass, pairs: int) -> dict[str, Any]:
+    """How often E(x_t) < E(x̃_t), by strategy, with 95 % intervals; `overall` is the mean over the judged ones."""
+    asked = [exam.pairs(compass.energy, numbers) for numbers in parts(pairs)]
+    lower, void, changed = (torch.cat([getattr(p, name) for p in asked]).cpu() for name in ("lower", "void", "changed"))
+    out: dict[str, Any] = {"accuracy": {}, "intervals": {}, "pairs": {}, "void_pairs": {}, "tokens_changed": {}}
+    for s, name in enumerate(exam.negatives.names):
+        real = ~void[:, s]
+        right, count = int((lower[:, s] & real).sum()), int(real.sum())
+        out["accuracy"][name] = right / count if count else 0.0
+        out["intervals"][name] = list(wilson(right, count))
+        out["pairs"][name], out["void_pairs"][name] = count, int(void[:, s].sum())
+        out["tokens_changed"][name] = float(changed[:, s][real].double().mean()) if count else 0.0
+    out["accuracy"]["overall"] = by_strategy(out["accuracy"], exam.negatives.judged or exam.negatives.names)
+    return out
+
+
+def monotonicity(exam: Exam, compass: Compass, rows: int, times: int) -> dict[str, Any]:
+    """Energy against time on `rows` walks at `times` random times and t = 1."""
+    curves = [exam.curve(compass.energy, numbers, times) for numbers in parts(rows)]
+
+    def whole(pick: Callable[[Curve], Tensor]) -> Any:
+        return torch.cat([pick(curve) for curve in curves]).cpu().numpy()
+
+    energies = whole(lambda c: c.energies).astype(np.float64)
+    return curve_summary(whole(lambda c: c.times), energies, whole(lambda c: c.same))
+
+
+def candidates(
+    exam: Exam, compass: Compass, proposer: Velocity, trained: CompassSettings, settings: ValidateSettings
+) -> list[dict[str, Any]]:
+    """By t and h: is the true x_{t+h} below the proposer's jumps, and how far apart those are in energy."""
+    out = []
+    for t in CANDIDATE_TIMES:
+        for h in trained.ratio.levels:
+            if t + h > 1.0:
+                continue
+            sums: dict[str, float] = {}
+            for numbers in parts(settings.candidate_rows):
+                times, steps = (torch.full((len(numbers),), x, dtype=torch.float64) for x in (t, h))
+                found = exam.candidates(compass.energy, numbers, proposer, times, steps, trained.ratio.n)
+                sums = {name: sums.get(name, 0.0) + value for name, value in tally(found).items()}
+            share = sums["right"] / sums["pairs"] if sums["pairs"] else None
+            spread = sums["spread"] / sums["rows"]
+            out.append({"t": t, "h": h, "pairs": int(sums["pairs"]), "pair_accuracy": share, "spread": spread})
+    return out
