@@ -64,6 +64,13 @@ VERBS = {
         positional="compass",
         epilog="tsdfm compass validate runs/mine/compass",
     ),
+    "student": Verb(
+        "tsdfm.student.settings:StudentSettings",
+        "tsdfm.student.run:run",
+        "distil a few-step model, by blind (FS-DFM) or navigated midpoints (TS-DFM)",
+        section="student",
+        epilog="tsdfm student --tokens runs/mine/tokens --init-from runs/mine/teacher --out runs/mine/fs-dfm",
+    ),
     "sample": Verb(
         "tsdfm.samples.settings:SampleSettings",
         "tsdfm.samples.run:run",

@@ -200,7 +200,7 @@ class Run:
     def _report(self) -> None:
         done, newest = self.done, self.store.newest()
         self.meters.guard(self.loop.max_bad, f"the last checkpoint is {newest}" if newest else "no checkpoint yet")
-        means = self.meters.report()
+        means = summary(self.learner.task, self.meters.report())
         seconds = self.watch.lap()
         steps, tokens = done.step - self._reported[0], done.tokens - self._reported[1]
         self._reported = (done.step, done.tokens)
@@ -241,6 +241,12 @@ class Run:
             lambda: write_json(out / MANIFEST, {**self.manifest, **result, "files": read_state(last)["files"]})
         )
         return last
+
+
+def summary(task: Task, means: dict[str, float]) -> dict[str, float]:
+    """Logged means as the task wants them read, if it has a word on that."""
+    own = getattr(task, "summary", None)
+    return means if own is None else {**own(means)}
 
 
 def due(step: int, every: int) -> bool:

@@ -31,7 +31,11 @@ Feed = Callable[[int], Iterator[Any]]
 
 
 class Task(Protocol):
-    """A stage's objective. `model` is the plain module to train; the loop moves, wraps, compiles and saves it."""
+    """A stage's objective. `model` is the plain module to train; the loop moves, wraps, compiles and saves it.
+
+    A task may also have `bind` (see `Binds`), and `summary(means)`, which turns the means of a report into what is
+    written, where a mean alone would not read well (a ratio of two of them, say).
+    """
 
     @property
     def model(self) -> nn.Module:

@@ -1,0 +1,29 @@
+"""`python -m benchmarks NAME [settings]`."""
+
+import sys
+
+from tsdfm.cli import Verb, load, read
+from tsdfm.errors import UserError
+from tsdfm.settings import nearest
+
+VERBS = {
+    "compass": Verb("benchmarks.compass:CompassBenchmark", "benchmarks.compass:run", "the compass's training step"),
+    "student": Verb("benchmarks.student:StudentBenchmark", "benchmarks.student:run", "the distillation step"),
+}
+
+
+def main(words: list[str]) -> int:
+    """Run one benchmark."""
+    try:
+        if not words or words[0] not in VERBS:
+            raise UserError(f"name a benchmark{nearest(words[0] if words else '', VERBS)}")
+        verb = VERBS[words[0]]
+        load(verb.run)(read(words[0], verb, words[1:]))
+    except UserError as problem:
+        print(f"benchmarks: {problem}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

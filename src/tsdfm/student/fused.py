@@ -1,0 +1,179 @@
+"""Losses of head(hidden), chunk by chunk: no [B, L, V] tensor ever exists.
+
+The head is the last layer, so the gradient of a loss by the logits of a position is at hand as soon as they are. It is
+folded back into the gradients of the hidden state, of the head's weight and of its bias at once, in the forward, and
+the logits are let go. What autograd keeps is [N, D] and [V, D]. In bf16 autocast the matrix products are bf16 and the
+rest float32; float64 stays float64.
+
+Shapes: N positions, D width, V columns; a chunk has n positions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+ROOM = {"cpu": 1 << 21, "cuda": 1 << 25}  # logits of one chunk
+
+Found = tuple[Tensor, Tensor | None]
+"""Losses [n], and their gradients by the logits [n, V] where those are asked for."""
+
+
+class Objective(Protocol):
+    """The loss of a chunk `part` of positions from the student's logits [n, V], which it may use up."""
+
+    def __call__(self, logits: Tensor, part: slice, gradient: bool) -> Found: ...
+
+
+@dataclass(frozen=True)
+class Target:
+    """A distribution for every position, as what it is made of: hidden states [N, D] of one or more stages and a head.
+
+    One state (or the average of several, since the head is linear) gives softmax(head(hidden)); several with `shares`
+    give Σ_s share_s · softmax(head(hidden_s)), the average of the stages' probabilities.
+    """
+
+    hidden: Sequence[Tensor]
+    shares: Sequence[float]
+    weight: Tensor
+    bias: Tensor | None
+
+    def log_p(self, part: slice) -> Tensor:
+        """log p of a chunk [n, V], float32 or better; the products run in the dtype of the head's weight."""
+        logs = [_logits(hidden[part], self.weight, self.bias).log_softmax(-1) for hidden in self.hidden]
+        if len(logs) == 1:
+            return logs[0]
+        out = logs[0].add_(math.log(self.shares[0]))
+        for share, log in zip(self.shares[1:], logs[1:], strict=True):
+            out = torch.logaddexp(out, log.add_(math.log(share)))
+        return out
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """KL(target ‖ student) or, in `reverse`, KL(student ‖ target)."""
+
+    target: Target
+    reverse: bool = False
+
+    def __call__(self, logits: Tensor, part: slice, gradient: bool) -> Found:
+        log_q, log_p = logits.log_softmax(-1), self.target.log_p(part)
+        if not self.reverse:
+            p = log_p.exp()
+            loss = (p * log_p.sub_(log_q)).sum(-1)
+            return loss, log_q.exp_().sub_(p) if gradient else None
+        q = log_q.exp()
+        gap = log_q.sub_(log_p)
+        loss = (q * gap).sum(-1)
+        return loss, q.mul_(gap.sub_(loss[:, None])) if gradient else None
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """−log q(x_1); x_1 [N]."""
+
+    x_1: Tensor
+
+    def __call__(self, logits: Tensor, part: slice, gradient: bool) -> Found:
+        log_q, x_1 = logits.log_softmax(-1), self.x_1[part, None]
+        loss = -log_q.gather(-1, x_1).squeeze(-1)
+        return loss, log_q.exp_().scatter_add_(-1, x_1, _ones(loss).neg_()) if gradient else None
+
+
+@dataclass(frozen=True)
+class GeneralisedKL:
+    """The bracket of the generalised KL, as `flow.loss.bracket`; its weight κ̇/(1 − κ) belongs into `scale`.
+
+    x_1, x_t [N]: 1 − q(x_1) where x_t has arrived, −log q(x_1) − q(x_t) elsewhere; x_t = V is [MASK], q([MASK]) = 0.
+    """
+
+    x_1: Tensor
+    x_t: Tensor
+
+    def __call__(self, logits: Tensor, part: slice, gradient: bool) -> Found:
+        log_q, x_1, x_t = logits.log_softmax(-1), self.x_1[part, None], self.x_t[part, None]
+        masked, here = x_t >= logits.shape[-1], x_t.clamp(max=logits.shape[-1] - 1)
+        log_1 = log_q.gather(-1, x_1)
+        q_t = torch.where(masked, 0.0, log_q.gather(-1, here).exp())
+        arrived = x_1 == x_t
+        loss = torch.where(arrived, -torch.expm1(log_1), -log_1 - q_t).squeeze(-1)
+        if not gradient:
+            return loss, None
+        whole = torch.where(arrived, log_1.exp(), 1.0 + q_t)
+        grad = log_q.exp_().mul_(whole)
+        grad.scatter_add_(-1, x_1, -torch.where(arrived, log_1.exp(), torch.ones_like(log_1)))
+        return loss, grad.scatter_add_(-1, here, -torch.where(arrived, 0.0, q_t))
+
+
+def _ones(loss: Tensor) -> Tensor:
+    return torch.ones_like(loss)[:, None]
+
+
+def fused_loss(hidden: Tensor, head: nn.Linear, objective: Objective, scale: Tensor) -> Tensor:
+    """Σ_i scale_i · loss_i over positions: hidden [N, D], scale [N]; a scalar with gradients of hidden and head."""
+    grad = torch.is_grad_enabled() and (hidden.requires_grad or head.weight.requires_grad)
+    out: Tensor = _Fused.apply(hidden, head.weight, head.bias, objective, scale, grad)  # type: ignore[no-untyped-call]
+    return out
+
+
+def compute_dtype(hidden: Tensor) -> torch.dtype:
+    """What matrix products run in: autocast's dtype where it is on, else the tensor's own."""
+    kind = hidden.device.type
+    if hidden.dtype != torch.float64 and torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return hidden.dtype
+
+
+class _Fused(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, objective: Objective, scale: Tensor, grad: bool
+    ) -> Tensor:
+        dtype, columns = compute_dtype(hidden), weight.shape[0]
+        total = torch.zeros((), dtype=torch.float64, device=hidden.device)
+        small, offset = _cast(weight, dtype), _cast(bias, dtype)
+        made = [torch.zeros_like(x) if grad and x is not None else None for x in (hidden, weight, bias)]
+        step = max(1, ROOM.get(hidden.device.type, ROOM["cpu"]) // columns)
+        with torch.autocast(hidden.device.type, enabled=False):
+            for first in range(0, len(hidden), step):
+                part = slice(first, min(first + step, len(hidden)))
+                x = _cast(hidden[part], dtype)
+                loss, by_logits = objective(_logits(x, small, offset), part, grad)
+                total += (loss * scale[part]).sum()
+                if by_logits is not None:
+                    _fold(made, part, by_logits.mul_(scale[part, None].to(by_logits.dtype)), x, small)
+        ctx.made = made
+        return total.to(hidden.dtype if hidden.dtype == torch.float64 else torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, *by_loss: Tensor) -> Any:
+        made = [None if x is None else x * by_loss[0].to(x.dtype) for x in ctx.made]
+        return (*made, None, None, None)
+
+
+def _fold(made: list[Tensor | None], part: slice, by_logits: Tensor, x: Tensor, weight: Tensor) -> None:
+    """Add a chunk's gradients: hidden = G W, weight = Gᵀ x, bias = Σ G."""
+    by_hidden, by_weight, by_bias = made
+    assert by_hidden is not None
+    assert by_weight is not None
+    if by_bias is not None:
+        by_bias += by_logits.sum(0)
+    small = by_logits.to(x.dtype)
+    by_hidden[part] = (small @ weight).to(by_hidden.dtype)
+    by_weight += small.T @ x
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    return None if value is None else value.detach().to(dtype)
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """head(hidden) [n, V], float32 or better."""
+    logits = F.linear(hidden.to(weight.dtype), weight, bias)
+    return logits if logits.dtype == torch.float64 else logits.float()

@@ -1,0 +1,299 @@
+"""Midpoint policies: how a state is moved from t to t + h, given the model's logits.
+
+    blind               the plain jump: FS-DFM's midpoints
+    sequence            the best of K candidates
+    token               the blind jump, refined
+    sequence-to-token   the best of K candidates, refined: Navigate, TS-DFM's midpoints
+
+A policy is a jump (`tsdfm.flow.Jump`), so `solve` takes it too: the same policies shape a distillation's targets and
+guide a generation. Jumps that start before τ are blind, with the random numbers the blind policy would have used:
+navigation draws its own from streams apart, so that τ = 1 is FS-DFM bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from tsdfm.errors import UserError
+from tsdfm.flow import Noise, RowNoise, Schedule, Source, uniform
+from tsdfm.student.navigate import (
+    Mover,
+    candidates,
+    hop,
+    mean_entropy,
+    refine,
+    safeguard,
+    select,
+    temperatures,
+)
+from tsdfm.student.settings import NavigateSettings
+from tsdfm.student.stats import Stats
+
+STREAM = 1 << 20  # navigation's own streams lie this far from those of the jumps
+CANDIDATES, PICK, REFINE, USES = 0, 1, 2, 3  # what one call draws numbers for
+
+
+class Energy(Protocol):
+    """What is asked of a compass: energies [B] of states [B, L], lower is better."""
+
+    def energy(self, tokens: Tensor) -> Tensor: ...
+
+
+class Policy(Protocol):
+    """A jump that keeps held positions and may look before it leaps. t and h may lie on the host: then which rows are
+    navigated is known without waiting for a device."""
+
+    @property
+    def schedule(self) -> Schedule: ...
+
+    @property
+    def source(self) -> Source: ...
+
+    def __call__(self, x_t: Tensor, logits: Tensor, t: Tensor, h: Tensor, noise: Noise) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Blind:
+    """The jump itself. Positions `held` (bool, [L] or [B, L]) keep their token: anchors, a prefix, an infill's text."""
+
+    jump: Mover
+    held: Tensor | None = None
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.jump.schedule
+
+    @property
+    def source(self) -> Source:
+        return self.jump.source
+
+    def free(self, x_t: Tensor) -> Tensor:
+        """The positions that may move, [B, L]."""
+        if self.held is None:
+            return torch.ones_like(x_t, dtype=torch.bool)
+        return ~self.held.to(x_t.device).expand_as(x_t)
+
+    def __call__(self, x_t: Tensor, logits: Tensor, t: Tensor, h: Tensor, noise: Noise) -> Tensor:
+        u = uniform(noise, (*x_t.shape, 2), x_t.device)
+        return hop(self.jump, x_t, logits, near(t, x_t), near(h, x_t), u, self.free(x_t))
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a navigated jump starts from; `rows` [n] are the states above τ."""
+
+    x_t: Tensor
+    logits: Tensor
+    t: Tensor
+    h: Tensor
+    rows: Tensor
+    free: Tensor
+    uniforms: Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class Navigated(Blind):
+    """What the navigated policies share. Above τ: choose a state, refine it, keep what the compass lets by."""
+
+    settings: NavigateSettings = NavigateSettings()  # noqa: RUF009 (frozen)
+    compass: Energy | None = None
+    stats: Stats | None = None
+    explores: ClassVar[bool] = True
+    refines: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.compass is None and self.settings.selector != "random":
+            raise UserError(f"selector {self.settings.selector} needs a compass: give one, or use selector random")
+
+    def __call__(self, x_t: Tensor, logits: Tensor, t: Tensor, h: Tensor, noise: Noise) -> Tensor:
+        call = noise.draws if isinstance(noise, RowNoise) else 0
+        u, above = uniform(noise, (*x_t.shape, 2), x_t.device), t >= self.settings.tau
+        rows = near(above.nonzero()[:, 0], x_t)
+        t, h, free = near(t, x_t), near(h, x_t), self.free(x_t)
+        probe = self.stats is not None and self.stats.probe and len(rows) > 0
+        everywhere = not self.explores or probe  # else the rows above τ need no blind jump
+        x = hop(self.jump, x_t, logits, t, h, u, free if everywhere else free & ~near(above, x_t)[:, None])
+        if self.stats is not None:
+            self.stats.midpoints += len(x_t)
+        if len(rows):
+            scene = Scene(x_t, logits, t, h, rows, free, own_uniforms(noise, rows, call, x_t.device))
+            x[rows] = self._navigate(scene, x[rows], probe)
+        return x
+
+    def _navigate(self, scene: Scene, blind: Tensor, probe: bool) -> Tensor:
+        """Algorithm 1 for the rows above τ; `blind` [n, L] are their blind jumps, where those were made."""
+        best, energy = self._explore(scene) if self.explores else (blind, self._score(blind))
+        self._count(navigated=len(best), jumped=(best != scene.x_t[scene.rows]).sum())
+        if self.refines:
+            best, energy = self._refine(scene, best, energy)
+        if probe:
+            self._probe(blind, best, energy)
+        return best
+
+    def _explore(self, scene: Scene) -> tuple[Tensor, Tensor | None]:
+        """The sequence phase: the chosen candidate [n, L] of each row, and its energy [n]."""
+        settings, rows, logits = self.settings, scene.rows, scene.logits
+        entropy = mean_entropy(logits, rows) if settings.delta_t > 0 else None
+        warmth = near(temperatures(entropy, len(rows), logits.shape[-1], settings), logits)
+        u = scene.uniforms(CANDIDATES, (len(rows), settings.k, logits.shape[1], 2))
+        energies: Tensor | None
+        if settings.agree > 0:
+            states, energies = self._explore_until_agreed(scene, warmth, u)
+        else:
+            states = self._candidates(scene, warmth, u)
+            energies = self._score(states)
+        pick = select(energies, scene.uniforms(PICK, (len(rows),)), settings)
+        self._count_candidates(states, energies, pick)
+        each = torch.arange(len(rows), device=pick.device)
+        return states[each, pick], None if energies is None else energies[each, pick]
+
+    def _candidates(self, scene: Scene, warmth: Tensor, u: Tensor) -> Tensor:
+        s = scene
+        return candidates(self.jump, s.x_t, s.logits, s.t, s.h, s.rows, warmth, u, s.free)
+
+    def _explore_until_agreed(self, scene: Scene, warmth: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Candidates one after another; a row stops when its energies, two or more, lie within `agree`.
+
+        What was not drawn has energy +inf and repeats the first candidate.
+        """
+        k = self.settings.k
+        states = self._candidates(scene, warmth[:, :2], u[:, :2])
+        energies = self._score(states)
+        assert energies is not None  # selector random refuses `agree`
+        states = torch.cat([states, states[:, :1].expand(-1, k - states.shape[1], -1)], dim=1)
+        energies = torch.nn.functional.pad(energies, (0, k - energies.shape[1]), value=torch.inf)
+        for c in range(2, k):
+            drawn = energies[:, :c]
+            known = drawn.isfinite()
+            low = drawn.amin(-1)
+            high = torch.where(known, drawn, -torch.inf).amax(-1)
+            go = (known[:, -1] & (high - low > self.settings.agree)).nonzero()[:, 0]
+            if not len(go):
+                break
+            s = scene
+            more = candidates(
+                self.jump, s.x_t, s.logits, s.t, s.h, s.rows[go], warmth[go, c : c + 1], u[go, c : c + 1], s.free
+            )
+            found = self._score(more)
+            assert found is not None
+            states[go, c], energies[go, c] = more[:, 0], found[:, 0]
+        return states, energies
+
+    def _refine(self, scene: Scene, best: Tensor, energy: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The token phase and its safeguard."""
+        s, u = scene, scene.uniforms(REFINE, (*best.shape, 2))
+        refined = refine(s.x_t, best, s.logits, s.t, s.h, s.rows, u, s.free, self.schedule, self.settings)
+        after = self._score(refined)
+        if energy is None or after is None:  # the random control: no questions asked
+            self._count(refined=len(best), accepted=len(best), replaced=(refined != best).sum())
+            return refined, None
+        kept, accepted = safeguard(best, energy, refined, after, self.settings.epsilon)
+        change = (after - energy).double()
+        self._count(
+            refined=len(best),
+            accepted=accepted.sum(),
+            replaced=(refined != best).sum(),
+            delta_accepted=torch.where(accepted, change, 0.0).sum(),
+            delta_rejected=torch.where(accepted, 0.0, change).sum(),
+        )
+        return kept, torch.where(accepted, after, energy)
+
+    def _score(self, states: Tensor) -> Tensor | None:
+        """Energies of states […, L], or None where the control does without."""
+        if self.compass is None or self.settings.selector == "random":
+            return None
+        flat = states.reshape(-1, states.shape[-1])
+        if self.stats is not None:
+            self.stats.scored += len(flat)
+        self._count(scored=len(flat))
+        return self.compass.energy(flat).view(states.shape[:-1])
+
+    def _probe(self, blind: Tensor, navigated: Tensor, energy: Tensor | None) -> None:
+        """Score the blind jump besides; it is not counted as a call that the method needs."""
+        if self.compass is None or self.stats is None:
+            return
+        found = self.compass.energy(navigated) if energy is None else energy
+        before = self.compass.energy(blind)
+        self.stats.add(probed=len(blind), energy_blind=before.double().sum(), energy_navigated=found.double().sum())
+
+    def _count(self, **values: Tensor | int) -> None:
+        if self.stats is not None:
+            self.stats.add(**values)
+
+    def _count_candidates(self, states: Tensor, energies: Tensor | None, pick: Tensor) -> None:
+        if self.stats is None:
+            return
+        k = states.shape[1]
+        picks = (pick[:, None] == torch.arange(k, device=pick.device)).sum(0)
+        self.stats.add(picks=picks, diversity=diversity(states).sum())
+        if energies is not None:
+            high = torch.where(energies.isfinite(), energies, -torch.inf).amax(-1)
+            self.stats.add(spread=(high - energies.amin(-1)).double().sum())
+
+
+class Sequence(Navigated):
+    """The best of K candidates, as it is."""
+
+    refines: ClassVar[bool] = False
+
+
+class Token(Navigated):
+    """One blind jump, refined."""
+
+    explores: ClassVar[bool] = False
+
+
+class SequenceToToken(Navigated):
+    """The best of K candidates, refined: Navigate."""
+
+
+POLICIES: dict[str, Any] = {"sequence": Sequence, "token": Token, "sequence-to-token": SequenceToToken}
+
+
+def policy_from(
+    name: str,
+    jump: Mover,
+    *,
+    settings: NavigateSettings | None = None,
+    compass: Energy | None = None,
+    held: Tensor | None = None,
+    stats: Stats | None = None,
+) -> Policy:
+    """A policy from its name: `blind`, `sequence`, `token` or `sequence-to-token`."""
+    if name == "blind":
+        return Blind(jump, held)
+    if name not in POLICIES:
+        raise UserError(f'unknown policy "{name}": use blind, {", ".join(POLICIES)}')
+    made: Policy = POLICIES[name](jump, held, settings or NavigateSettings(), compass, stats)
+    return made
+
+
+def own_uniforms(noise: Noise, rows: Tensor, call: int, device: torch.device) -> Callable[..., Tensor]:
+    """`(use, shape) → uniforms` of the navigated rows in their call number `call`: the same whatever else is drawn."""
+    if not isinstance(noise, RowNoise):
+        return lambda use, shape: uniform(noise, shape, device)
+    numbers = noise.rows[rows.to(noise.rows.device)]
+
+    def draw(use: int, shape: tuple[int, ...]) -> Tensor:
+        own = RowNoise(noise.seed, numbers, noise.stream + STREAM)
+        own.draws = call * USES + use
+        return uniform(own, shape, device)
+
+    return draw
+
+
+def diversity(states: Tensor) -> Tensor:
+    """The share of positions at which two of K candidates [n, K, L] differ, over all pairs, [n]."""
+    k = states.shape[1]
+    shares = [(states[:, a] != states[:, b]).double().mean(-1) for a in range(k) for b in range(a)]
+    return torch.stack(shares).mean(0) if shares else torch.zeros(len(states), dtype=torch.float64)
+
+
+def near(value: Tensor, other: Tensor) -> Tensor:
+    """`value` on the device of `other`."""
+    return value.to(other.device, non_blocking=True)

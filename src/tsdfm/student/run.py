@@ -1,0 +1,142 @@
+"""The student stage: tokens, a teacher or student to start from, and for TS-DFM a compass → a run folder."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tsdfm.compass.model import Compass, load_compass
+from tsdfm.engine.checkpoint import Store, find_checkpoint, load_weights, read_state
+from tsdfm.engine.distributed import World, join
+from tsdfm.engine.loop import fit
+from tsdfm.engine.manifest import input_sha256
+from tsdfm.engine.task import Record
+from tsdfm.errors import UserError
+from tsdfm.nn.ddit import DDiT
+from tsdfm.nn.velocity import Velocity, VelocitySpec, load_velocity, read_spec
+from tsdfm.settings import to_dict
+from tsdfm.student.settings import StudentSettings
+from tsdfm.student.start import start_from
+from tsdfm.student.task import StudentTask, feed
+from tsdfm.teacher.run import valid_rows
+from tsdfm.tokens.loader import Loader
+from tsdfm.tokens.rows import TokenRows
+
+FREE = {"tokens", "init_from", "out", "compass", "teacher", "name", "checkpoint", "probe_every", "resume"}
+FREE |= {"eval_rows", "eval_times", "allow_changed", "loop", "optim", "navigate"}  # what no resume is refused for
+
+
+def run(settings: StudentSettings) -> Path:
+    """Distil a student and return its run folder."""
+    rows = TokenRows(settings.tokens, "train")
+    origin = find_checkpoint(settings.init_from)
+    spec = spec_for(settings, read_spec(origin))
+    check_rows(spec, rows, settings.tokens)
+    with join(settings.loop.device) as world:
+        teacher, compass = load_teacher(settings, spec, world), load_guide(settings, spec, world)
+        task = StudentTask(settings, spec, valid_rows(settings.tokens), teacher=teacher, compass=compass)
+        if Store(settings.out).newest() is None:  # else `fit` resumes it or refuses: leave what is there as it is
+            begin(task, settings, origin)
+            world.on_main(lambda: rows.tokenizer.save(settings.out / "tokenizer"))
+        loader = Loader(rows, settings.loop.batch, settings.loop.seed, world.rank, world.size)
+        fit(
+            task,
+            lambda step: feed(loader, step, world.device, settings.loop.steps),
+            world=world,
+            loop=settings.loop,
+            optim=settings.optim,
+            out=settings.out,
+            record=record_for(settings, spec),
+            resume=settings.resume,
+        )
+    return settings.out
+
+
+def spec_for(settings: StudentSettings, origin: VelocitySpec) -> VelocitySpec:
+    """The network of what the student starts from, with step-size conditioning."""
+    dropout = origin.shape.dropout if settings.dropout is None else settings.dropout
+    return replace(origin, step_size=True, shape=replace(origin.shape, dropout=dropout, checkpoint=settings.checkpoint))
+
+
+def check_rows(spec: VelocitySpec, rows: TokenRows, folder: Path) -> None:
+    """The model to start from must have been trained on rows of this kind."""
+    found = {"vocab": rows.vocab_size, "tokenizer": rows.fingerprint, "length": rows.length, "anchor": rows.anchor}
+    for name, theirs in found.items():
+        if getattr(spec, name) != theirs:
+            mine = getattr(spec, name)
+            raise UserError(f"{folder} has {name} {theirs}, init_from has {mine}: use the tokens it was trained on")
+
+
+def load_teacher(settings: StudentSettings, spec: VelocitySpec, world: World) -> Velocity | None:
+    """The frozen teacher, where the smallest step learns from it."""
+    if settings.target != "teacher":
+        return None
+    path = teacher_path(settings)
+    teacher = load_velocity(path, world.device)
+    spec.match(teacher.spec, f"the teacher {path}")
+    return teacher
+
+
+def teacher_path(settings: StudentSettings) -> Path:
+    """Where the frozen teacher is."""
+    if settings.teacher is not None:
+        return settings.teacher
+    if read_spec(find_checkpoint(settings.init_from)).step_size:
+        raise UserError("target teacher needs --teacher, as init_from is a student")
+    return settings.init_from
+
+
+def load_guide(settings: StudentSettings, spec: VelocitySpec, world: World) -> Compass | None:
+    """The compass, where the policy asks for one (the random control may have one to be compared with)."""
+    if settings.compass is None or settings.policy == "blind":
+        return None
+    compass = load_compass(settings.compass, world.device)
+    compass.match(spec, f"the model in {settings.init_from}")
+    return compass
+
+
+def begin(task: StudentTask, settings: StudentSettings, origin: Path) -> None:
+    """The weights of step 0: the averaged ones of what the student starts from."""
+    assert isinstance(task.model, DDiT)
+    known = read_spec(origin).step_size
+    fit_new = settings.fresh == "fit"
+    start_from(task.model, load_weights(origin), step_size=known, fit=fit_new, where=str(settings.init_from))
+
+
+def record_for(settings: StudentSettings, spec: VelocitySpec) -> Record:
+    """What the run's manifests say, and what a resumed run must share with its checkpoint."""
+    inputs = inputs_of(settings)
+    same = replace(spec, shape=replace(spec.shape, checkpoint=False))  # costs time, saves memory, changes no number
+    plain = to_dict(settings)
+    identity: dict[str, Any] = {"model": same.plain()}
+    identity |= {name: value for name, value in plain.items() if name not in FREE}
+    if settings.policy != "blind":
+        identity["navigate"] = plain["navigate"]
+    identity["inputs"] = known_inputs(settings, inputs)
+    return Record(
+        stage=settings.stage,
+        settings=settings,
+        inputs=inputs,
+        parent=settings.init_from,
+        extra={"model": spec.plain()},
+        identity=identity,
+    )
+
+
+def inputs_of(settings: StudentSettings) -> dict[str, Path]:
+    """Everything the training reads."""
+    inputs = {"tokens": settings.tokens, "init_from": settings.init_from}
+    if settings.target == "teacher":
+        inputs["teacher"] = teacher_path(settings)
+    if settings.compass is not None and settings.policy != "blind":
+        inputs["compass"] = settings.compass
+    return inputs
+
+
+def known_inputs(settings: StudentSettings, inputs: dict[str, Path]) -> dict[str, str]:
+    """The hashes a resumed run is held to: of the inputs as they are or, with `allow_changed`, as they were."""
+    newest = Store(settings.out).newest()
+    if settings.allow_changed and newest is not None:
+        return dict(read_state(newest)["identity"]["inputs"])
+    return {name: input_sha256(path) for name, path in inputs.items()}

@@ -1,0 +1,81 @@
+"""What navigation did: sums on the device, which nobody waits for until a line is due."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+PREFIX = "nav/"
+SUMS = (
+    "navigated",  # midpoints above τ
+    "refined",  # of those, midpoints with a token phase
+    "accepted",  # of those, refinements the safeguard let through
+    "jumped",  # tokens the selected candidate changed
+    "replaced",  # tokens the refinement changed in it, accepted or not
+    "delta_accepted",  # E(refined) − E(selected), where accepted
+    "delta_rejected",  # and where not
+    "diversity",  # share of positions at which two candidates differ
+    "spread",  # largest less smallest energy of the candidates
+    "scored",  # states the compass scored
+    "probed",  # midpoints at which a blind jump was scored besides
+    "energy_blind",  # its energy
+    "energy_navigated",  # and the navigated state's
+)
+
+
+@dataclass
+class Stats:
+    """A collector. `probe` asks policies to score a blind jump from the same states, at one more compass call."""
+
+    candidates: int
+    probe: bool = False
+    midpoints: int = 0
+    scored: int = 0
+    _sums: dict[str, Tensor] = field(default_factory=dict, repr=False)
+
+    def add(self, **values: Tensor | int) -> None:
+        """Add sums over rows, by the names above; `picks` is [K]."""
+        for name, value in values.items():
+            if name not in SUMS and name != "picks":
+                raise KeyError(name)
+            value = torch.as_tensor(value, dtype=torch.float64)
+            before = self._sums.get(name)
+            self._sums[name] = value if before is None else before + value.to(before.device)
+
+    def mean(self, midpoints: float, device: torch.device) -> dict[str, Tensor]:
+        """Every sum over so many midpoints, scalars on the device: always the same names, 0 where nothing happened."""
+        zero = torch.zeros((), dtype=torch.float64, device=device)
+        picks = self._sums.get("picks", torch.zeros(self.candidates)).to(device)
+        sums = {name: self._sums.get(name, zero).to(device) for name in SUMS}
+        sums |= {f"pick_{c + 1}": picks[c] for c in range(self.candidates)}
+        return {PREFIX + name: value / max(midpoints, 1e-300) for name, value in sums.items()}
+
+    def summary(self) -> dict[str, float]:
+        """Shares and means in plain numbers, of all that was added. Waits for the device."""
+        return readable({name: float(x) for name, x in self.mean(max(self.midpoints, 1), torch.device("cpu")).items()})
+
+
+def readable(values: Mapping[str, float]) -> dict[str, float]:
+    """Means per midpoint as shares and means of what they are about; other values pass through.
+
+    navigated   share of midpoints                  accept          share of refinements accepted
+    jumped, replaced   tokens a navigated midpoint  delta_e_…       change of energy where accepted, rejected
+    diversity   share of positions                  spread          of the candidates' energies
+    pick_c      share of the picks                  energy_…        of blind and of navigated states, where probed
+    """
+    raw = {name.removeprefix(PREFIX): value for name, value in values.items() if name.startswith(PREFIX)}
+    out = {name: value for name, value in values.items() if not name.startswith(PREFIX)}
+    if not raw:
+        return out
+    navigated, refined, accepted = raw["navigated"], raw["refined"], raw["accepted"]
+    ratios = {"navigated": (navigated, 1.0), "accept": (accepted, refined), "replaced": (raw["replaced"], refined)}
+    ratios |= {name: (raw[name], navigated) for name in ("jumped", "diversity", "spread", "scored")}
+    ratios |= {name: (value, navigated) for name, value in raw.items() if name.startswith("pick_")}
+    ratios["delta_e_accepted"] = (raw["delta_accepted"], accepted)
+    ratios["delta_e_rejected"] = (raw["delta_rejected"], refined - accepted)
+    ratios |= {name: (raw[name], raw["probed"]) for name in ("energy_blind", "energy_navigated")}
+    tiny = 1e-12  # sums that went through means come back with rounding
+    return out | {PREFIX + name: part / whole for name, (part, whole) in ratios.items() if whole > tiny}
