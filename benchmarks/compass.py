@@ -16,6 +16,7 @@ from tsdfm.compass.network import spec_from
 from tsdfm.compass.settings import CompassLoop, CompassNet, CompassSettings
 from tsdfm.compass.task import CompassTask
 from tsdfm.engine.learner import Learner
+from tsdfm.engine.precision import autocast
 from tsdfm.nn.settings import NetSettings
 from tsdfm.nn.velocity import Velocity, VelocitySpec
 from tsdfm.settings import option
@@ -72,7 +73,7 @@ def run(settings: CompassBenchmark) -> None:
     ]
     learner = Learner(task, here, plan.loop, plan.optim)
     whole = measure({"step": lambda: stepper(learner, batches)}, here.device, settings.warm, settings.repeats)["step"]
-    with torch.no_grad():
+    with torch.no_grad(), autocast(learner.bf16, here.device):  # as in the step, where the teacher runs in bf16 too
         alone = [milliseconds(lambda n: task.states(batches[n % 8]), n, here.device) for n in range(settings.repeats)]
     making = statistics.median(alone[2:])
     row = {

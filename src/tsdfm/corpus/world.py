@@ -186,12 +186,12 @@ FULL = World(
         "square field valley theatre church tower bakery hall yard"
     ),
 )
-SMALL = FULL.smaller("small", 0.5)
+SMALL = FULL.smaller("small", 0.35)
 WORLDS = {world.name: world for world in (FULL, SMALL)}
 
 
 def world_named(name: str) -> World:
-    """A world by its name: `full` (about 200 words) or `small` (about 120, what the demo learns in minutes)."""
+    """A world by its name: `full` (about 200 words) or `small` (about 90, what the demo learns in minutes)."""
     if name not in WORLDS:
         raise UserError(f"unknown story world {name!r}{nearest(name, WORLDS)}")
     return WORLDS[name]
