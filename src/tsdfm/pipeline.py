@@ -20,7 +20,7 @@ from tsdfm.errors import UserError
 from tsdfm.recipes import load_recipe
 from tsdfm.settings import build, merge, nearest, option, required, to_dict
 
-SECTIONS = ("sources", "source", "corpus", "tokens", "teacher", "compass", "measure")
+SECTIONS = ("sources", "source", "corpus", "tokens", "teacher", "compass", "validate", "measure")
 SOURCES = ("uniform", "mask")
 
 
@@ -112,7 +112,7 @@ def text_stages(recipe: Mapping[str, Any], out: Path) -> list[Stage]:
 def source_stages(recipe: Mapping[str, Any], source: str, out: Path) -> list[Stage]:
     """What is trained for one source."""
     from tsdfm.compass.run import run as train_compass
-    from tsdfm.compass.settings import CompassSettings
+    from tsdfm.compass.settings import CompassSettings, ValidateSettings
     from tsdfm.teacher.run import run as train_teacher
     from tsdfm.teacher.settings import TeacherSettings
 
@@ -128,7 +128,8 @@ def source_stages(recipe: Mapping[str, Any], source: str, out: Path) -> list[Sta
         compass = build(CompassSettings, given, "compass")
         compass.net.shape()
         stages.append(Stage(f"compass, {source} source", lambda: train(train_compass, compass)))
-        stages.append(Stage(f"compass validation, {source} source", lambda: examine(compass.out)))
+        exam = build(ValidateSettings, {**recipe.get("validate", {}), "compass": compass.out}, "validate")
+        stages.append(Stage(f"compass validation, {source} source", lambda: examine(exam)))
     return stages
 
 
@@ -171,15 +172,14 @@ def comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {n: v for n, v in settings.items() if n not in ("out", "tokens", "teacher", "resume")}
 
 
-def examine(compass: Path) -> None:
+def examine(settings: Any) -> None:
     """Validate a compass, once for each checkpoint it has been."""
-    from tsdfm.compass.settings import ValidateSettings
     from tsdfm.compass.validate import validate
     from tsdfm.engine.checkpoint import find_checkpoint
 
-    done = compass / "validation.json"
-    if not done.is_file() or read_json(done).get("checkpoint") != find_checkpoint(compass, "best").name:
-        validate(ValidateSettings(compass=compass))
+    done = settings.compass / "validation.json"
+    if not done.is_file() or read_json(done).get("checkpoint") != find_checkpoint(settings.compass, "best").name:
+        validate(settings)
 
 
 def collect_validations(folders: Mapping[str, Path], report: Path) -> None:

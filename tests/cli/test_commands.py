@@ -27,6 +27,18 @@ SMALL = [
     "teacher.net.width=32",
     "teacher.net.depth=1",
     "teacher.net.heads=2",
+    "source.mask.teacher.loop.steps=6",
+    "compass.loop.steps=3",
+    "compass.loop.batch=4",
+    "compass.loop.eval_every=0",
+    "compass.eval_rows=8",
+    "compass.net.width=32",
+    "compass.net.heads=2",
+    "compass.net.depth=1",
+    "validate.rows=4",
+    "validate.times=3",
+    "validate.pairs=16",
+    "validate.candidate_rows=2",
     "measure.steps=2,4",
     "measure.samples=4",
 ]
@@ -98,18 +110,27 @@ def test_every_shipped_recipe_is_valid(recipe: str, tmp_path: Path) -> None:
 
 def test_the_pipeline_writes_the_table_and_is_not_run_twice(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = json.loads((demo / "report" / "metrics.json").read_text())
-    assert [(row["method"], row["steps"], row["nfe"]) for row in rows] == [
-        ("teacher", 2, 2),
-        ("teacher", 4, 4),
-        ("held-out text", None, None),
+    assert [(row["method"], row["source"], row["steps"], row["nfe"]) for row in rows] == [
+        ("teacher", "uniform", 2, 2),
+        ("teacher", "uniform", 4, 4),
+        ("teacher", "mask", 2, 2),
+        ("teacher", "mask", 4, 4),
+        ("held-out text", None, None, None),
     ]
+    compass = json.loads((demo / "report" / "compass.json").read_text())
+    for source in ("uniform", "mask"):
+        assert {"overall", "time_downstep", "velocity_step"} <= compass[source]["accuracy"].keys()
+        assert 0.0 <= compass[source]["adjacent_bins_monotone"] <= 1.0
     needed = {"method", "source", "steps", "nfe", "samples", "judge", "ppl", "entropy_bits", "valid"}
     assert all(needed <= row.keys() for row in rows)
     assert rows[-1]["valid"] == 1.0
-    weights = next((demo / "teacher-uniform").rglob("ema.safetensors"))
-    before = weights.stat().st_mtime_ns
+    made = sorted(demo.glob("*/checkpoints/*/ema.safetensors"))
+    assert {path.relative_to(demo).parts[0] for path in made} == {
+        f"{stage}-{source}" for stage in ("teacher", "compass") for source in ("uniform", "mask")
+    }
+    before = [path.stat().st_mtime_ns for path in made]
     assert pipeline(demo) == 0
-    assert weights.stat().st_mtime_ns == before
+    assert [path.stat().st_mtime_ns for path in made] == before
     capsys.readouterr()
     assert pipeline(demo, "teacher.time_power=0.9") == 2
     assert "other settings" in capsys.readouterr().err

@@ -70,13 +70,14 @@ class World:
     objects: tuple[str, ...]
     colours: tuple[str, ...]
     places: tuple[str, ...]
+    most: int = 6  # the largest count, at most six
 
     def story(self) -> Story:
         """One story, as the law of each next word given the words so far."""
         people = self.women + self.men
         giver = yield law("name", people, skew=0.1)
         yield from fixed("has")
-        count = NUMBERS.index((yield law("count", NUMBERS[2:])))
+        count = NUMBERS.index((yield law("count", NUMBERS[2 : self.most + 1])))
         colour = yield law("colour", self.colours, skew=0.2)
         plural = yield law("object", tuple(noun(count, thing) for thing in self.objects), skew=0.1)
         thing = next(thing for thing in self.objects if noun(count, thing) == plural)
@@ -134,8 +135,8 @@ class World:
     def vocabulary(self) -> list[str]:
         """Every word the grammar can write, in a fixed order."""
         plurals = tuple(noun(2, thing) for thing in self.objects)
-        groups = (self.women, self.men, self.objects, plurals, self.colours, self.places, NUMBERS[1:], MEETS, MOODS)
-        return [word for group in (*groups, FIXED.split()) for word in group]
+        groups = (self.women, self.men, self.objects, plurals, self.colours, self.places)
+        return [w for group in (*groups, NUMBERS[1 : self.most + 1], MEETS, MOODS, FIXED.split()) for w in group]
 
     def draw(self, rng: random.Random) -> list[str]:
         """The words of one story drawn from the grammar."""
@@ -150,8 +151,8 @@ class World:
             words.append(word)
             options = teller.send(word)
 
-    def smaller(self, name: str, share: float) -> World:
-        """A world of the same grammar with the first `share` of each list."""
+    def smaller(self, name: str, share: float, most: int) -> World:
+        """A world of the same grammar with the first `share` of each list, and counts up to `most`."""
 
         def cut(words: tuple[str, ...]) -> tuple[str, ...]:
             return words[: max(2, round(len(words) * share))]
@@ -163,6 +164,7 @@ class World:
             objects=cut(self.objects),
             colours=cut(self.colours),
             places=cut(self.places),
+            most=most,
         )
 
 
@@ -186,7 +188,7 @@ FULL = World(
         "square field valley theatre church tower bakery hall yard"
     ),
 )
-SMALL = FULL.smaller("small", 0.35)
+SMALL = FULL.smaller("small", 0.4, most=4)
 WORLDS = {world.name: world for world in (FULL, SMALL)}
 
 
