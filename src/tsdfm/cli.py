@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from tsdfm.errors import UserError
-from tsdfm.settings import add_flags, build, flag_values, merge, nearest
+from tsdfm.settings import add_flags, build, flag_values, merge, nearest, switches
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def load(place: str) -> Any:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse that raises instead of exiting, and knows the nearest flag."""
+    """argparse that raises instead of exiting."""
 
     def error(self, message: str) -> NoReturn:
         raise UserError(message)
@@ -170,7 +170,7 @@ def read(name: str, verb: Verb, words: list[str]) -> Any:
     if verb.section:
         parser.add_argument("--recipe", metavar="NAME|FILE", help=f"take settings from its [{verb.section}] section")
     add_flags(parser, cls)
-    found, left = parser.parse_known_args(words)
+    found, left = parser.parse_known_args(spell_out(words, cls))
     given = vars(found)
     if verb.positional and left and not left[0].startswith("-"):
         given[verb.positional] = left.pop(0)
@@ -179,6 +179,16 @@ def read(name: str, verb: Verb, words: list[str]) -> Any:
         word = left[0].split("=")[0]
         raise UserError(f"unknown setting {word!r} for `tsdfm {name}`{nearest(word, flags)}")
     return build(cls, merge(section(verb, given), flag_values(given, cls)))
+
+
+def spell_out(words: list[str], cls: type) -> list[str]:
+    """`--live RUN` as `--live true RUN`: a switch takes the next word only if that is true or false."""
+    out: list[str] = []
+    for word, after in zip(words, [*words[1:], ""], strict=True):
+        out.append(word)
+        if word in switches(cls) and after.lower() not in ("true", "false", "yes", "no", "0", "1"):
+            out.append("true")
+    return out
 
 
 def positional(verb: Verb) -> str:
@@ -190,12 +200,12 @@ def section(verb: Verb, given: dict[str, Any]) -> dict[str, Any]:
     """The plain values of the recipe that was named."""
     if verb.section is None or "recipe" not in given:
         return {}
-    from tsdfm.recipes import load_recipe
+    from tsdfm.recipes import load_recipe, table
 
     recipe = load_recipe(given["recipe"])
     if verb.section not in recipe:
         raise UserError(f"recipe {given['recipe']} has no [{verb.section}] section")
-    return dict(recipe[verb.section])
+    return table(recipe, verb.section)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,9 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,9 +16,13 @@ from rich.console import Console
 from rich.table import Table
 
 from tsdfm import __version__
-from tsdfm.nn import DDiT, NetSettings, Shape, flops_per_token, parameters
-from tsdfm.recipes import load_recipe
+from tsdfm.compass.network import EnergyNet
+from tsdfm.compass.settings import CompassSettings
+from tsdfm.nn import DDiT, Shape, flops_per_token, parameters
+from tsdfm.recipes import load_recipe, table
 from tsdfm.settings import build, option
+from tsdfm.teacher.settings import TeacherSettings
+from tsdfm.tokens.settings import TokensSettings
 
 NEEDED = ("torch", "numpy", "safetensors", "tokenizers", "rich")
 EXTRAS = {"hub": "datasets", "parquet": "pyarrow", "zstd": "zstandard", "tensorboard": "tensorboard"}
@@ -58,6 +64,7 @@ def machine() -> dict[str, str]:
     if not torch.cuda.is_available():
         rows["GPU"] = "none that torch sees: training runs in float32 on the CPU"
     rows["compile"] = compiler()
+    rows["attention"] = ", ".join(attention())
     rows["distributed"] = ", ".join(backends()) or "not in this build of torch"
     return rows
 
@@ -76,6 +83,14 @@ def compiler() -> str:
     return "C++ on the CPU" + (", Triton by its interpreter only" if triton else "; no Triton")
 
 
+def attention() -> list[str]:
+    """The kernels scaled_dot_product_attention may choose from on a GPU."""
+    cuda = torch.backends.cuda
+    kinds = {"flash": cuda.flash_sdp_enabled, "memory-efficient": cuda.mem_efficient_sdp_enabled}
+    kinds |= {"cuDNN": cuda.cudnn_sdp_enabled, "plain": cuda.math_sdp_enabled}
+    return [name for name, enabled in kinds.items() if enabled()]  # type: ignore[no-untyped-call]
+
+
 def backends() -> list[str]:
     """How processes could talk."""
     dist = torch.distributed
@@ -85,26 +100,41 @@ def backends() -> list[str]:
 
 
 def needs(recipe: str) -> dict[str, str]:
-    """Parameters, memory and work of the recipe's teacher."""
-    plain = load_recipe(recipe)
-    teacher: dict[str, Any] = plain.get("teacher", {})
-    tokens: dict[str, Any] = plain.get("tokens", {})
-    shape = build(NetSettings, teacher.get("net", {}), "teacher.net").shape()
-    vocab = 50257 if tokens.get("tokenizer") == "gpt2" else int(tokens.get("vocab_size", 8192))
-    length, loop = int(tokens.get("length", 256)), teacher.get("loop", {})
-    batch = int(loop.get("batch", 32))
-    micro = int(loop.get("micro", batch))
-    rows = vocab + (teacher.get("source") == "mask")
+    """Parameters, memory and work of the recipe's teacher and compass."""
+    plain, nowhere = load_recipe(recipe), Path()
+    tokens = build(TokensSettings, {"corpus": nowhere, "out": nowhere, **table(plain, "tokens")}, "tokens")
+    teacher = build(TeacherSettings, {"tokens": nowhere, "out": nowhere, **table(plain, "teacher")}, "teacher")
+    vocab = {"gpt2": 50257, "byte": 257, "bpe": tokens.vocab_size}[tokens.tokenizer]
+    shape, length, loop = teacher.net.shape(), tokens.length, teacher.loop
+    micro = loop.micro or loop.batch
+    rows = vocab + (teacher.source == "mask")
     with torch.device("meta"):
         count = parameters(DDiT(shape, vocab=vocab, tokens=rows))
         student = parameters(DDiT(shape, vocab=vocab, tokens=rows, step_size=True))
-    work = 3 * flops_per_token(shape, vocab, length) * batch * length
-    return {
+    work = 3 * flops_per_token(shape, vocab, length) * loop.batch * length
+    found = {
         "network": f"{shape.depth} blocks of width {shape.width}, {shape.heads} heads, |V| = {vocab}, length {length}",
         "parameters": f"{count / 1e6:.1f}M; with step-size conditioning {student / 1e6:.1f}M",
-        "tokens per step": f"{batch * length:,}",
+        "tokens per step": f"{loop.batch * length:,}",
         "work per step": f"{work / 1e12:.2f} TFLOP",
         "memory, one device": f"{memory(shape, count, vocab, micro * length) / 2**30:.1f} GiB at {micro} rows",
+    }
+    return found | (compass_needs(plain, rows, length) if "compass" in plain else {})
+
+
+def compass_needs(plain: Mapping[str, Any], rows: int, length: int) -> dict[str, str]:
+    """The same of the recipe's compass."""
+    given = {"tokens": Path(), "teacher": Path(), "out": Path(), **table(plain, "compass")}
+    compass = build(CompassSettings, given, "compass")
+    shape, states = compass.net.shape(), compass.negatives + 2
+    with torch.device("meta"):
+        count = parameters(EnergyNet(shape, tokens=rows))
+    micro = compass.loop.micro or compass.loop.batch
+    room = memory(shape, count, 0, micro * states * length) / 2**30
+    return {
+        "compass": f"{shape.depth} blocks of width {shape.width}, {count / 1e6:.1f}M",
+        "compass, tokens per step": f"{compass.loop.batch * states * length:,} ({states} states a positive)",
+        "compass, memory": f"{room:.1f} GiB at {micro} positives",
     }
 
 

@@ -9,19 +9,21 @@ and `[source.mask.teacher]` lays settings over `[teacher]` for one of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tsdfm.engine.manifest import NAME as MANIFEST
-from tsdfm.engine.manifest import read_json, read_manifest, write_json, write_manifest
+from tsdfm.engine.manifest import input_sha256, read_json, read_manifest, write_json, write_manifest
 from tsdfm.errors import UserError
-from tsdfm.recipes import load_recipe
+from tsdfm.recipes import load_recipe, table
 from tsdfm.settings import build, merge, nearest, option, required, to_dict
 
 SECTIONS = ("sources", "source", "corpus", "tokens", "teacher", "compass", "validate", "measure")
 SOURCES = ("uniform", "mask")
+BY_SOURCE = ("teacher", "compass", "validate")  # sections that [source.NAME.SECTION] may lay settings over
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +45,8 @@ class Stage:
 
 def run(settings: PipelineSettings, say: Callable[[str], None] = print) -> Path:
     """Run every stage the recipe has a section for, and return the folder."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError("a pipeline runs in one process: start only the training stage with torchrun")
     recipe = merge(load_recipe(settings.recipe), overrides(settings.set))
     for stage in plan(recipe, settings.out):
         say(f"── {stage.name}")
@@ -67,9 +71,7 @@ def overrides(pairs: tuple[str, ...]) -> dict[str, Any]:
 
 def plan(recipe: Mapping[str, Any], out: Path) -> list[Stage]:
     """The stages in order. Every section's settings are built here, so that a mistake in the last one shows at once."""
-    for name in recipe:
-        if name not in SECTIONS:
-            raise UserError(f"unknown section [{name}] in the recipe{nearest(name, SECTIONS)}")
+    check_names(recipe, SECTIONS, "section")
     stages = text_stages(recipe, out)
     for source in sources_of(recipe):
         stages += source_stages(recipe, source, out)
@@ -78,16 +80,24 @@ def plan(recipe: Mapping[str, Any], out: Path) -> list[Stage]:
 
 def sources_of(recipe: Mapping[str, Any]) -> list[str]:
     """The sources to run for."""
-    found = recipe.get("sources", [recipe.get("teacher", {}).get("source", "uniform")])
-    for source in [*found, *recipe.get("source", {})]:
-        if source not in SOURCES:
-            raise UserError(f"unknown source {source!r}{nearest(str(source), SOURCES)}")
-    return list(found)
+    found = recipe.get("sources", [table(recipe, "teacher").get("source", "uniform")])
+    found = [found] if isinstance(found, str) else list(found)
+    check_names([*found, *table(recipe, "source")], SOURCES, "source")
+    for source, over in table(recipe, "source").items():
+        check_names(table({source: over}, source), BY_SOURCE, f"section of source {source}")
+    return found
+
+
+def check_names(found: Iterable[str], known: Sequence[str], what: str) -> None:
+    """Answer a name that is not known with the nearest that is."""
+    for name in found:
+        if name not in known:
+            raise UserError(f"unknown {what} {name!r} in the recipe{nearest(str(name), known)}")
 
 
 def section(recipe: Mapping[str, Any], name: str, source: str) -> dict[str, Any]:
     """A section's values for one source."""
-    return merge(recipe[name], recipe.get("source", {}).get(source, {}).get(name, {}))
+    return merge(table(recipe, name), table(table(recipe, "source").get(source, {}), name))
 
 
 def text_stages(recipe: Mapping[str, Any], out: Path) -> list[Stage]:
@@ -99,11 +109,11 @@ def text_stages(recipe: Mapping[str, Any], out: Path) -> list[Stage]:
 
     stages = []
     if "corpus" in recipe:
-        corpus = build(CorpusSettings, {**recipe["corpus"], "out": out / "corpus"}, "corpus")
+        corpus = build(CorpusSettings, {**table(recipe, "corpus"), "out": out / "corpus"}, "corpus")
         corpus.all_sources()
         stages.append(Stage("corpus", lambda: make_corpus(corpus)))
     if "tokens" in recipe:
-        given = {"corpus": out / "corpus", "out": out / "tokens", **recipe["tokens"]}
+        given = {"corpus": out / "corpus", "out": out / "tokens", **table(recipe, "tokens")}
         tokens = build(TokensSettings, given, "tokens")
         stages.append(Stage("tokens", lambda: make_tokens(tokens)))
     return stages
@@ -111,8 +121,10 @@ def text_stages(recipe: Mapping[str, Any], out: Path) -> list[Stage]:
 
 def source_stages(recipe: Mapping[str, Any], source: str, out: Path) -> list[Stage]:
     """What is trained for one source."""
+    from tsdfm.compass.negatives import STRATEGIES
     from tsdfm.compass.run import run as train_compass
     from tsdfm.compass.settings import CompassSettings, ValidateSettings
+    from tsdfm.flow.schedule import schedule_from
     from tsdfm.teacher.run import run as train_teacher
     from tsdfm.teacher.settings import TeacherSettings
 
@@ -121,20 +133,23 @@ def source_stages(recipe: Mapping[str, Any], source: str, out: Path) -> list[Sta
         given = {**inputs, **section(recipe, "teacher", source), "source": source, "out": out / f"teacher-{source}"}
         teacher = build(TeacherSettings, given, "teacher")
         teacher.net.shape()
+        schedule_from(teacher.schedule)
         stages.append(Stage(f"teacher, {source} source", lambda: train(train_teacher, teacher)))
     if "compass" in recipe:
         inputs["teacher"] = out / f"teacher-{source}"
         given = {**inputs, **section(recipe, "compass", source), "out": out / f"compass-{source}"}
         compass = build(CompassSettings, given, "compass")
         compass.net.shape()
+        check_names(compass.corrupt.weights(), tuple(STRATEGIES), "strategy")
         stages.append(Stage(f"compass, {source} source", lambda: train(train_compass, compass)))
-        exam = build(ValidateSettings, {**recipe.get("validate", {}), "compass": compass.out}, "validate")
+        exam = build(ValidateSettings, {**section(recipe, "validate", source), "compass": compass.out}, "validate")
         stages.append(Stage(f"compass validation, {source} source", lambda: examine(exam)))
     return stages
 
 
 def report_stages(recipe: Mapping[str, Any], out: Path) -> list[Stage]:
     """Measure what was trained."""
+    from tsdfm.corpus.world import world_named
     from tsdfm.report.measure import MeasureSettings
 
     stages, sources = [], sources_of(recipe)
@@ -142,7 +157,8 @@ def report_stages(recipe: Mapping[str, Any], out: Path) -> list[Stage]:
         folders = {source: out / f"compass-{source}" for source in sources}
         stages.append(Stage("compass report", lambda: collect_validations(folders, out / "report")))
     if "measure" in recipe:
-        measured = build(MeasureSettings, recipe["measure"], "measure")
+        measured = build(MeasureSettings, table(recipe, "measure"), "measure")
+        world_named(measured.world)
         models = [out / f"teacher-{source}" for source in sources]
         stages.append(Stage("measure", lambda: measure_all(measured, out / "tokens", models, out / "report")))
     return stages
@@ -164,6 +180,9 @@ def is_finished(settings: Any) -> bool:
         return False
     if comparable(found["settings"]) != comparable(to_dict(settings)):
         raise UserError(f"{settings.out} holds a finished run of other settings: remove it or give another --out")
+    for name, made_from in found["inputs"].items():
+        if input_sha256(Path(getattr(settings, name))) != made_from["sha256"]:
+            raise UserError(f"{settings.out} was made from other {name}: remove it or give another --out")
     return True
 
 
@@ -173,12 +192,14 @@ def comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def examine(settings: Any) -> None:
-    """Validate a compass, once for each checkpoint it has been."""
+    """Validate a compass, unless the same has been done to the same checkpoint."""
     from tsdfm.compass.validate import validate
     from tsdfm.engine.checkpoint import find_checkpoint
 
     done = settings.compass / "validation.json"
-    if not done.is_file() or read_json(done).get("checkpoint") != find_checkpoint(settings.compass, "best").name:
+    found = read_json(done) if done.is_file() else {}
+    same = found.get("checkpoint") == find_checkpoint(settings.compass, settings.choose).name
+    if not same or found.get("settings") != to_dict(settings):
         validate(settings)
 
 

@@ -8,7 +8,7 @@ One typed class is the Python call, the recipe section and the flags of a stage 
         net: NetSettings = option(NetSettings(), "the velocity network")
 
     build(TeacherSettings, {"steps": 10, "net": {"preset": "tiny"}})     # from a recipe
-    parse_flags(TeacherSettings, ["--steps", "10", "--net.preset", "tiny"])  # from the command line
+    add_flags(parser, TeacherSettings)  # --steps 10 --net.preset tiny; `flag_values` reads them back
 """
 
 from __future__ import annotations
@@ -173,6 +173,11 @@ def add_flags(parser: argparse.ArgumentParser, cls: type) -> None:
             )
 
 
+def switches(cls: type) -> set[str]:
+    """The flags of `cls` that are on or off."""
+    return {f"--{name.replace('_', '-')}" for _, fields in _groups(cls) for name, kind, *_ in fields if kind is bool}
+
+
 def flag_values(found: Mapping[str, Any], cls: type) -> dict[str, Any]:
     """The flags that were given, as the nested plain values `build` takes."""
     out: dict[str, Any] = {}
@@ -192,6 +197,8 @@ def load_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"no recipe at {path}") from None
+    except OSError as problem:
+        raise UserError(f"cannot read the recipe {path} ({problem.strerror})") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
         raise UserError(f"{path} is not valid TOML: {problem}") from None
 

@@ -78,6 +78,11 @@ def test_every_verb_has_a_help_that_names_its_settings(capsys: pytest.CaptureFix
         (["sample", "nowhere"], "no checkpoint or run at nowhere"),
         (["pipeline", "tiny_cpu", "--set", "teecher.loss=x"], "did you mean 'teacher'"),
         (["pipeline", "tiny_cpu", "--set", "teacher.loop.stepps=3"], "did you mean 'steps'"),
+        (["pipeline", "tiny_cpu", "--set", "teacher=3"], "must be a table"),
+        (["pipeline", "tiny_cpu", "--set", "source.mask.teachr.loss=x"], "did you mean 'teacher'"),
+        (["pipeline", "tiny_cpu", "--set", "measure.world=nope"], "unknown story world 'nope'"),
+        (["pipeline", "tiny_cpu", "--set", "teacher.schedule=linear"], 'unknown schedule "linear"'),
+        (["pipeline", "tiny_cpu", "--set", "compass.corrupt.mixture=shuffle=1"], "unknown strategy 'shuffle'"),
         (["doctor", "tiny"], "no recipe called 'tiny'"),
     ],
 )
@@ -134,14 +139,20 @@ def test_the_pipeline_writes_the_table_and_is_not_run_twice(demo: Path, capsys: 
     capsys.readouterr()
     assert pipeline(demo, "teacher.time_power=0.9") == 2
     assert "other settings" in capsys.readouterr().err
+    tokens = json.loads((demo / "tokens" / "manifest.json").read_text())
+    (demo / "tokens" / "manifest.json").write_text(json.dumps({**tokens, "made": "again"}))
+    assert pipeline(demo) == 2
+    assert "was made from other tokens" in capsys.readouterr().err
+    (demo / "tokens" / "manifest.json").write_text(json.dumps(tokens, indent=2, ensure_ascii=False) + "\n")
+    assert pipeline(demo) == 0
 
 
 def test_sampling_keeps_the_prefix_and_writes_what_was_asked(
     demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     texts, way = tmp_path / "texts.jsonl", tmp_path / "way.json"
-    words = ["sample", str(demo / "teacher-uniform"), "--n", "2", "--steps", "3", "--prefix", "Mia has"]
-    assert main([*words, "--out", str(texts), "--save-trajectory", str(way), "--live"]) == 0
+    words = ["sample", "--live", str(demo / "teacher-uniform"), "--n", "2", "--steps", "3", "--prefix", "Mia has"]
+    assert main([*words, "--out", str(texts), "--save-trajectory", str(way)]) == 0
     lines = [json.loads(line) for line in texts.read_text().splitlines()]
     assert [line["text"].startswith("Mia has") for line in lines] == [True, True]
     assert "step 3/3" in capsys.readouterr().out
@@ -157,6 +168,7 @@ def test_sampling_keeps_the_prefix_and_writes_what_was_asked(
         (["--temperature", "-1"], "temperature"),
         (["--top-p", "0"], "top"),
         (["--device", "toaster"], "unknown device"),
+        (["--compass", "somewhere"], "guides nothing without --guide"),
     ],
 )
 def test_bad_sampling_requests(demo: Path, flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

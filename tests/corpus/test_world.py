@@ -74,11 +74,11 @@ def check_and_weigh(world: World, text: str) -> float:
     assert him == objective(taker)
     assert (who, one, hue, piece) == (taker, some, colour, noun(given, thing))
     assert (rest, NUMBERS.index(left)) == (giver, count - given)
-    assert 2 <= count <= 6
+    assert 2 <= count <= world.most
     assert 1 <= given < count
     people = world.women + world.men
     others = tuple(name for name in people if name != giver)
-    chance = ranked(people, giver, 0.1) * ranked(others, taker, 0.1) / 5 / (count - 1)
+    chance = ranked(people, giver, 0.1) * ranked(others, taker, 0.1) / (world.most - 1) / (count - 1)
     chance *= ranked(world.colours, colour, 0.2) * ranked(world.objects, thing, 0.1) * ranked(world.places, place, 0.2)
     chance *= (verb in MEETS) / len(MEETS)
     endings = ("left", "thanks", "mood")

@@ -49,9 +49,9 @@ def test_too_long(anchor: int) -> None:
     room = 6 - anchor
     assert read(6, anchor, prefix="x" * room) is not None
     assert read(6, anchor, infill=f"x{{{room - 1}}}") is not None
-    with pytest.raises(UserError, match="the prefix has 7 tokens, the model writes 6: shorten"):
+    with pytest.raises(UserError, match=f"the prefix has {room + 1} tokens, the model writes {room}: shorten"):
         read(6, anchor, prefix="x" * (room + 1))
-    with pytest.raises(UserError, match="the infill template has 7 tokens"):
+    with pytest.raises(UserError, match=f"the infill template has {room + 1} tokens"):
         read(6, anchor, infill=f"x{{{room}}}")
 
 

@@ -122,7 +122,7 @@ def test_the_jump_by_default() -> None:
         ({"batch": 0}, "batch must be at least 1"),
         ({"batch": -2}, "batch must be at least 1"),
         ({"steps": 0}, "at least 1"),
-        ({"prefix": "x" * 20}, "prefix has 21 tokens, the model writes 20"),
+        ({"prefix": "x" * 20}, "prefix has 20 tokens, the model writes 19"),
         ({"prefix": "a", "infill": "{1}"}, "either a prefix or an infill"),
     ],
 )

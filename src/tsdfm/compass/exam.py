@@ -24,7 +24,7 @@ from tsdfm.tokens.rows import TokenRows
 Score = Callable[[Tensor], Tensor]
 """States [M, L] → energies [M]."""
 BINS = 10
-TIME_STREAM, PAIR_STREAM, CURVE_STREAM, CANDIDATE_STREAM = 11, 12, 13, 14
+PAIR_STREAM, CURVE_STREAM, CANDIDATE_STREAM = 12, 13, 14
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,6 @@ class Curve:
     times: Tensor
     energies: Tensor
     same: Tensor
-
-    @property
-    def rises(self) -> Tensor:
-        """Neighbours [B, T − 1] whose energy does not fall although the later state has more of the text."""
-        return (self.energies[:, 1:] >= self.energies[:, :-1]) & ~self.same
 
 
 @dataclass(frozen=True)
@@ -95,10 +90,12 @@ class Exam:
         x = states.select(index).at(t.reshape(-1)).view(len(numbers), count, -1)
         return Curve(t, score_all(score, x), (x[:, 1:] == x[:, :-1]).all(-1))
 
-    def candidates(self, score: Score, numbers: Tensor, proposer: Velocity, t: Tensor, h: Tensor, n: int) -> Candidates:
+    def candidates(
+        self, score: Score, numbers: Tensor, proposer: Velocity, t: Tensor, h: Tensor, n: int, jump: str = "auto"
+    ) -> Candidates:
         """The true x_{t+h} and `n` jumps of `proposer` from x_t."""
         states, noise = self.walk(numbers, CANDIDATE_STREAM)
-        return score_candidates(score, states, noise, proposer, t.to(self.device), h.to(self.device), n)
+        return score_candidates(score, states, noise, proposer, t.to(self.device), h.to(self.device), n, jump)
 
 
 @dataclass(frozen=True)

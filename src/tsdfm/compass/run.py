@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from tsdfm.compass.model import read_compass_spec
@@ -96,6 +97,7 @@ def record_for(settings: CompassSettings, spec: CompassSpec) -> Record:
     inputs = {"tokens": settings.tokens, "teacher": settings.teacher}
     if settings.ratio.proposer is not None and settings.objective == "ratio":
         inputs["proposer"] = settings.ratio.proposer
+    same = replace(spec, shape=replace(spec.shape, checkpoint=False))  # costs time, saves memory, changes no number
     plain = to_dict(settings)
     own = ("negatives", "lambda_reg", "lambda_order", "gamma", "delta_min", "delta_max", "t_floor", "clean", "corrupt")
     fixed = {name: plain[name] for name in own} if settings.objective == "nce" else {"ratio": plain["ratio"]}
@@ -105,5 +107,5 @@ def record_for(settings: CompassSettings, spec: CompassSpec) -> Record:
         inputs=inputs,
         parent=settings.init_from,
         extra={"compass": spec.plain()},
-        identity={"compass": spec.plain(), **fixed},
+        identity={"compass": same.plain(), **fixed},
     )

@@ -104,7 +104,7 @@ def scores(sums: Mapping[str, float], negatives: Negatives) -> dict[str, float]:
 
 
 def shares(settings: CompassSettings, world: World) -> Iterator[Tensor]:
-    """This process's questions, in parts no larger than a training step's; equally many on every process."""
+    """This process's questions, in parts of as many rows as a training step has; equally many on every process."""
     count = max(1, settings.eval_rows // world.size)
     size = min(settings.loop.micro or settings.loop.batch, settings.loop.batch // world.size)
     first = world.rank * count

@@ -26,7 +26,7 @@ from tsdfm.compass.task import make_negatives
 from tsdfm.engine.manifest import read_manifest, write_json
 from tsdfm.errors import UserError
 from tsdfm.nn.velocity import Velocity, load_velocity, run_folder
-from tsdfm.settings import build
+from tsdfm.settings import build, to_dict
 from tsdfm.tokens.rows import TokenRows
 
 PART = 64  # questions put at once
@@ -47,6 +47,7 @@ def validate(settings: ValidateSettings, console: Console | None = None) -> dict
         "source": compass.spec.source,
         "checkpoint": checkpoint.name,
         "seed": settings.seed,
+        "settings": to_dict(settings),
         **accuracy(exam, compass, settings.pairs),
         **monotonicity(exam, compass, settings.rows, settings.times),
         "candidates": candidates(
@@ -127,7 +128,9 @@ def candidates(
             sums: dict[str, float] = {}
             for numbers in parts(settings.candidate_rows):
                 times, steps = (torch.full((len(numbers),), x, dtype=torch.float64) for x in (t, h))
-                found = exam.candidates(compass.energy, numbers, proposer, times, steps, trained.ratio.n)
+                found = exam.candidates(
+                    compass.energy, numbers, proposer, times, steps, trained.ratio.n, trained.ratio.jump
+                )
                 sums = {name: sums.get(name, 0.0) + value for name, value in tally(found).items()}
             share = sums["right"] / sums["pairs"] if sums["pairs"] else None
             spread = sums["spread"] / sums["rows"]

@@ -61,11 +61,20 @@ def _finished(settings: CorpusSettings, inputs: dict[str, Path]) -> bool:
     if not out.is_dir() or not (out / NAME).is_file():
         raise UserError(f"{out} is in the way: it is not a corpus; remove it or give another --out")
     found = read_manifest(out)
-    if found.get("stage") == "corpus" and _same(found["settings"], settings):
+    worlds = _worlds(settings.all_sources())
+    if found.get("stage") == "corpus" and _same(found["settings"], settings) and found.get("worlds") == worlds:
         hashes = {name: describe(path)["sha256"] for name, path in inputs.items()}
         if hashes == {name: there["sha256"] for name, there in found["inputs"].items()}:
             return True
     raise UserError(f"{out} already holds something made with other settings or texts: remove it or give another --out")
+
+
+def _worlds(sources: tuple[SourceSettings, ...]) -> dict[str, str]:
+    """The fingerprints of the story worlds among the sources: a world may change with a new version."""
+    from tsdfm.corpus.world import world_named
+
+    names = {str(source.name) for source in sources if str(source.name).split(":")[0] == "world"}
+    return {name: world_named(name.partition(":")[2] or "full").fingerprint for name in sorted(names)}
 
 
 def _same(found: dict[str, Any], settings: CorpusSettings) -> bool:
@@ -104,7 +113,7 @@ def _finish(settings: CorpusSettings, work: Path, counts: list[Counter[str]], in
         stage="corpus",
         settings=settings,
         inputs=inputs,
-        extra={"splits": splits, "sources": shares},
+        extra={"splits": splits, "sources": shares, "worlds": _worlds(settings.all_sources())},
     )
 
 

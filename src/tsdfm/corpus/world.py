@@ -14,6 +14,7 @@ plural, the counts, and who has how many.
 from __future__ import annotations
 
 import functools
+import hashlib
 import random
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -138,6 +139,13 @@ class World:
         groups = (self.women, self.men, self.objects, plurals, self.colours, self.places)
         return [w for group in (*groups, NUMBERS[1 : self.most + 1], MEETS, MOODS, FIXED.split()) for w in group]
 
+    @property
+    def fingerprint(self) -> str:
+        """A hash of what the world writes: its words, and a hundred stories with their likelihood."""
+        told = [self.draw(random.Random(f"fingerprint {n}")) for n in range(100)]
+        content = repr((self.vocabulary(), told, [likelihood(self, words) for words in told]))
+        return hashlib.sha256(content.encode()).hexdigest()
+
     def draw(self, rng: random.Random) -> list[str]:
         """The words of one story drawn from the grammar."""
         teller = self.story()
@@ -166,6 +174,16 @@ class World:
             places=cut(self.places),
             most=most,
         )
+
+
+def likelihood(world: World, words: Sequence[str]) -> float:
+    """The probability of a story's words, the end included."""
+    teller, chance = world.story(), 1.0
+    options = next(teller)
+    for word in words:
+        chance *= options.words[word]
+        options = teller.send(word)
+    return chance * options.words[END]
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -123,9 +123,11 @@ def find_checkpoint(path: Path, choose: str = "newest") -> Path:
         raise UserError(f"no checkpoint or run at {path}")
     store = Store(path)
     if choose == "best" and (store.folder / BEST).is_file():
-        best = store.at(int(read_json(store.folder / BEST)["step"]))
-        if (best / STATE).is_file():
-            return best
+        step = read_json(store.folder / BEST).get("step")
+        if not isinstance(step, int):
+            raise UserError(f"{store.folder / BEST} is damaged: delete it to use the newest checkpoint")
+        if (store.at(step) / STATE).is_file():
+            return store.at(step)
     newest = store.newest()
     if newest is None:
         raise UserError(f"{path} holds no complete checkpoint: train first, or give another folder")
@@ -135,8 +137,14 @@ def find_checkpoint(path: Path, choose: str = "newest") -> Path:
 def read_state(checkpoint: Path) -> dict[str, Any]:
     """The state of a checkpoint, checked to be one this version reads."""
     state = read_json(checkpoint / STATE)
-    if state.get("format") != FORMAT or not isinstance(state.get("files"), dict):
+    if state.get("format") != FORMAT:
         raise UserError(f"{checkpoint / STATE} has format {state.get('format')!r}, this version reads {FORMAT}")
+    files = state.get("files")
+    whole = isinstance(files, dict) and all(
+        isinstance(f, dict) and {"bytes", "sha256"} <= f.keys() for f in files.values()
+    )
+    if not whole or not isinstance(state.get("step"), int):
+        raise UserError(f"{checkpoint / STATE} is damaged: {mend(checkpoint)}")
     return state
 
 

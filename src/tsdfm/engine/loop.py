@@ -172,6 +172,10 @@ class Run:
         self.world.on_main(lambda: write_json(out / MANIFEST, {**self.manifest, "finished": False}))
         log = partial(Log, out, step=step, steps=steps, tensorboard=self.loop.tensorboard)
         self.log = self.world.on_main(lambda: log(main=True)) or log(main=False)
+        if self.optim.warmup >= steps:
+            self.log.say(
+                f"note: the warm-up of {self.optim.warmup} steps outlasts the run of {steps}: lower optim.warmup"
+            )
         if step:
             self.log.say(f"resuming at step {step} of {steps}" if step < steps else f"step {step} of {steps} is done")
         self.watch = Stopwatch()

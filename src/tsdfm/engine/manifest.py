@@ -160,8 +160,8 @@ def disk(path: Path) -> Iterator[None]:
             raise UserError(f"no disk space left for {path}: free some, then run the same command again") from None
         if problem.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
             raise UserError(f"may not write {path} ({problem.strerror}): choose another folder") from None
-        if problem.errno in {errno.ENOTDIR, errno.EEXIST}:
-            raise UserError(f"cannot make {path}: a file is in the way; choose another folder") from None
+        if problem.errno in {errno.ENOTDIR, errno.EEXIST, errno.EISDIR}:
+            raise UserError(f"cannot make {path}: something else of that name is in the way; choose another") from None
         raise
 
 

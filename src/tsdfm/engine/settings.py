@@ -23,7 +23,7 @@ class LoopSettings:
     parallel: Literal["auto", "ddp", "fsdp"] = option("auto", "how torchrun's processes share the work (auto: ddp)")
     log_every: int = option(50, "steps between lines of metrics.jsonl")
     eval_every: int = option(500, "steps between evaluations; 0 is only at the end")
-    save_every: int = option(500, "steps between checkpoints; 0 is only at the end")
+    save_every: int = option(500, "steps between checkpoints; 0 is only at the end and at a new best")
     keep: int = option(2, "newest checkpoints to keep; the best is kept besides")
     best: str = option("elbo", "metric of the evaluation that names the best checkpoint, lower is better")
     max_bad: int = option(20, "stop after this many non-finite gradients in a row")

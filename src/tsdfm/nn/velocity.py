@@ -52,7 +52,7 @@ class VelocitySpec:
         return dict(to_dict(self))
 
     def match(self, other: VelocitySpec, what: str) -> None:
-        """Refuse another vocabulary, tokenizer or source than this network's."""
+        """Refuse another vocabulary, tokenizer, source or layout of rows than this network's."""
         for name in ("vocab", "tokenizer", "source", "length", "anchor"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,14 @@ def find(recipe: str) -> Path:
     if path.suffix == ".toml" or path.is_file():
         return path
     raise UserError(f"no recipe called {recipe!r}{nearest(recipe, shipped())}")
+
+
+def table(recipe: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A section of a recipe, or an empty one; it must be a table of settings."""
+    found = recipe.get(name, {})
+    if not isinstance(found, Mapping):
+        raise UserError(f"[{name}] of the recipe must be a table of settings, not {found!r}")
+    return dict(found)
 
 
 def load_recipe(recipe: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -19,16 +18,6 @@ def _entropy(row: Tensor) -> float:
         return 0.0
     share = torch.unique(row, return_counts=True)[1].double() / len(row)
     return float(-(share * share.log2()).sum())
-
-
-def wilson(successes: int, trials: int, z: float = 1.959964) -> tuple[float, float]:
-    """The 95 % Wilson interval of a rate; sound for rates near 0 and 1, where the normal interval is not."""
-    if trials < 1:
-        return 0.0, 1.0
-    rate, square = successes / trials, z * z
-    middle = (rate + square / (2 * trials)) / (1 + square / trials)
-    half = z / (1 + square / trials) * math.sqrt(rate * (1 - rate) / trials + square / (4 * trials * trials))
-    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def mean_interval(values: Sequence[float], seed: int = 0, draws: int = 1000) -> tuple[float, float, float]:

@@ -7,14 +7,15 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from tsdfm.compass.statistics import wilson
 from tsdfm.corpus.story_judge import NOISE, judge
 from tsdfm.corpus.world import World
-from tsdfm.report.metrics import mean_interval, wilson
+from tsdfm.report.metrics import mean_interval
 
 
 def judge_name(world: World) -> str:
-    """The judge with its fingerprint: a hash of the world's words and of the noise it allows."""
-    content = repr((world.name, world.vocabulary(), NOISE))
+    """The judge with its fingerprint: a hash of the world and of the noise it allows."""
+    content = f"{world.fingerprint} {NOISE}"
     return f"story-world:{world.name}:{hashlib.sha256(content.encode()).hexdigest()[:8]}"
 
 

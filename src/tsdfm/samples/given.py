@@ -29,7 +29,7 @@ def given_tokens(
         parts += _template(tokenizer, infill, length)
     if len(parts) > length:
         what = "prefix" if prefix is not None else "infill template"
-        raise UserError(f"the {what} has {len(parts)} tokens, the model writes {length}: shorten it")
+        raise UserError(f"the {what} has {len(parts) - anchor} tokens, the model writes {length - anchor}: shorten it")
     if not parts:
         return None
     held = torch.zeros(length, dtype=torch.bool)

@@ -37,6 +37,8 @@ class Guide:
 def guide_from(policy: str, compass: Path | None, settings: NavigateSettings, velocity: Velocity) -> Guide | None:
     """The guide that was asked for on the command line; none for `blind`."""
     if policy == "blind":
+        if compass is not None:
+            raise UserError("--compass guides nothing without --guide sequence, token or sequence-to-token")
         return None
     if compass is None:
         if settings.selector != "random":

@@ -28,10 +28,9 @@ def run(settings: SampleSettings) -> Samples:
         from tsdfm.view.terminal import replay
 
         replay(samples.trajectory, console)
-    else:
-        for number, text in enumerate(samples.texts):
-            console.rule(f"text {number}, seed {settings.seed}, {samples.nfe} passes", align="left", style="dim")
-            console.print(text, markup=False, highlight=False)
+    for number, text in enumerate(samples.texts):
+        console.rule(f"text {number}, seed {settings.seed}, {samples.nfe} passes", align="left", style="dim")
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
     guided = f"{samples.compass_calls:.0f} compass calls each, " if samples.navigation else ""
     speed = samples.tokens.numel() / samples.seconds
     work = f"{len(samples.texts)} texts, {samples.nfe} network passes each, {guided}"

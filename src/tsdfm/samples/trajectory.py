@@ -119,7 +119,7 @@ def _row(plain: dict[str, Any]) -> Row:
 
 @dataclass
 class Recorder:
-    """An `on_step` callback that keeps the changes of each step on the CPU."""
+    """An `on_step` callback that keeps the states of each step on the CPU."""
 
     start: Tensor | None = None
     seen: list[tuple[float, float, Tensor, Tensor, Tensor]] = field(default_factory=list)
