@@ -287,7 +287,9 @@ def test_metrics_of_an_earlier_life_are_dropped(tmp_path: Path) -> None:
     assert read_metrics(tmp_path) == []
 
 
-def test_the_display_on_a_terminal_and_without(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_display_on_a_terminal_and_without(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     values = {"loss": 1.5, "tokens_per_s": 12_345.0, "skipped": 0.0}
     plain = Display(100, 0)
     plain.advance(1)
@@ -300,6 +302,13 @@ def test_the_display_on_a_terminal_and_without(capsys: pytest.CaptureFixture[str
         def isatty(self) -> bool:
             return True
 
+    monkeypatch.setenv("TERM", "dumb")
+    dumb = Terminal()
+    simple = Display(100, 0, dumb)
+    simple.report(10, values, 2.0)
+    simple.close()
+    assert dumb.getvalue() == "step 10/100  loss 1.5000  12.3k tokens/s  3m00s left\n"
+    monkeypatch.setenv("TERM", "xterm")
     stream = Terminal()
     live = Display(100, 0, stream)
     live.report(10, values | {"skipped": 2.0}, 2.0)

@@ -15,7 +15,7 @@ from tsdfm.engine.distributed import World, join
 from tsdfm.engine.loop import fit
 from tsdfm.engine.task import Record
 from tsdfm.errors import UserError
-from tsdfm.nn.velocity import Velocity, load_velocity
+from tsdfm.nn.velocity import Velocity, check_rows, load_velocity
 from tsdfm.settings import to_dict
 from tsdfm.teacher.run import valid_rows
 from tsdfm.tokens.loader import Loader, prefetch
@@ -28,7 +28,7 @@ def run(settings: CompassSettings) -> Path:
     with join(settings.loop.device) as world:
         teacher = load_velocity(settings.teacher, world.device)
         spec = spec_from(teacher.spec, settings.net.shape(), settings.objective)
-        check_rows(spec, rows, settings.tokens)
+        check_rows(spec, rows, "the teacher")
         task = task_for(settings, spec, teacher, rows, world)
         if Store(settings.out).newest() is None:  # else `fit` resumes it or refuses: leave what is there as it is
             start(task.model, settings, spec, teacher)
@@ -45,16 +45,6 @@ def run(settings: CompassSettings) -> Path:
             resume=settings.resume,
         )
     return settings.out
-
-
-def check_rows(spec: CompassSpec, rows: TokenRows, folder: Path) -> None:
-    """The teacher must have been trained on rows of this kind."""
-    found = {"vocab": rows.vocab_size, "tokenizer": rows.fingerprint, "length": rows.length, "anchor": rows.anchor}
-    for name, theirs in found.items():
-        if getattr(spec, name) != theirs:
-            raise UserError(
-                f"{folder} has {name} {theirs}, the teacher has {getattr(spec, name)}: use the tokens it was trained on"
-            )
 
 
 def task_for(

@@ -95,8 +95,8 @@ class Display:
     def __init__(self, steps: int, start: int, stream: TextIO | None = None) -> None:
         self.steps, self._stream = steps, stream or sys.stderr
         self._bar: Progress | None = None
-        if self._stream.isatty():
-            console = Console(file=self._stream)
+        console = Console(file=self._stream)
+        if console.is_terminal and not console.is_dumb_terminal:  # a dumb one cannot redraw, so it gets plain lines
             columns = (
                 BarColumn(),
                 TextColumn("{task.completed:.0f}/{task.total:.0f}"),

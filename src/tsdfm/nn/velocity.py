@@ -80,6 +80,15 @@ class Velocity:
         return next(self.net.parameters()).device
 
 
+def check_rows(spec: Any, rows: Any, owner: str) -> None:
+    """Refuse rows of another kind (`TokenRows`) than the model of `spec`, which `owner` names, was trained on."""
+    found = {"vocab": rows.vocab_size, "tokenizer": rows.fingerprint, "length": rows.length, "anchor": rows.anchor}
+    for name, theirs in found.items():
+        mine = getattr(spec, name)
+        if mine != theirs:
+            raise UserError(f"{rows.folder} has {name} {theirs}, {owner} has {mine}: use the tokens it was trained on")
+
+
 def as_model(net: nn.Module, spec: VelocitySpec) -> Any:
     """(x_t, t, h) → logits for a network that may be wrapped (DDP, FSDP): a solver's or the ELBO's model."""
     return lambda x_t, t, h: net(x_t, t, h) if spec.step_size else net(x_t, t)

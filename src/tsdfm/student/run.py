@@ -14,7 +14,7 @@ from tsdfm.engine.manifest import input_sha256
 from tsdfm.engine.task import Record
 from tsdfm.errors import UserError
 from tsdfm.nn.ddit import DDiT
-from tsdfm.nn.velocity import Velocity, VelocitySpec, load_velocity, read_spec
+from tsdfm.nn.velocity import Velocity, VelocitySpec, check_rows, load_velocity, read_spec
 from tsdfm.settings import to_dict
 from tsdfm.student.settings import StudentSettings
 from tsdfm.student.start import start_from
@@ -32,7 +32,7 @@ def run(settings: StudentSettings) -> Path:
     rows = TokenRows(settings.tokens, "train")
     origin = find_checkpoint(settings.init_from)
     spec = spec_for(settings, read_spec(origin))
-    check_rows(spec, rows, settings.tokens)
+    check_rows(spec, rows, "init_from")
     with join(settings.loop.device) as world:
         teacher, compass = load_teacher(settings, spec, world), load_guide(settings, spec, world)
         task = StudentTask(settings, spec, valid_rows(settings.tokens), teacher=teacher, compass=compass)
@@ -57,15 +57,6 @@ def spec_for(settings: StudentSettings, origin: VelocitySpec) -> VelocitySpec:
     """The network of what the student starts from, with step-size conditioning."""
     dropout = origin.shape.dropout if settings.dropout is None else settings.dropout
     return replace(origin, step_size=True, shape=replace(origin.shape, dropout=dropout, checkpoint=settings.checkpoint))
-
-
-def check_rows(spec: VelocitySpec, rows: TokenRows, folder: Path) -> None:
-    """The model to start from must have been trained on rows of this kind."""
-    found = {"vocab": rows.vocab_size, "tokenizer": rows.fingerprint, "length": rows.length, "anchor": rows.anchor}
-    for name, theirs in found.items():
-        if getattr(spec, name) != theirs:
-            mine = getattr(spec, name)
-            raise UserError(f"{folder} has {name} {theirs}, init_from has {mine}: use the tokens it was trained on")
 
 
 def load_teacher(settings: StudentSettings, spec: VelocitySpec, world: World) -> Velocity | None:
