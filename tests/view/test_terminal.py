@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 
 from tsdfm.samples.trajectory import Change, Row, Trajectory
@@ -45,7 +46,8 @@ def test_without_a_terminal_the_replay_prints_a_few_states() -> None:
         assert word in shown
 
 
-def test_on_a_terminal_every_frame_is_played_to_the_end() -> None:
+def test_on_a_terminal_every_frame_is_played_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
     out = io.StringIO()
     replay(WAY, Console(file=out, width=80, force_terminal=True, color_system=None), seconds=0.0)
     assert "the cat sat" in out.getvalue()

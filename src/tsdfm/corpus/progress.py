@@ -23,7 +23,7 @@ class TextProgress:
         self.documents, self.characters = 0, 0
         self.began = self.shown = time.monotonic()
         self.console = Console(stderr=True)
-        self.bar = self._make_bar() if self.console.is_terminal else None
+        self.bar = self._make_bar() if self.console.is_terminal and not self.console.is_dumb_terminal else None
 
     def _make_bar(self) -> Progress:
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())

@@ -50,7 +50,7 @@ def replay(trajectory: Trajectory, console: Console | None = None, seconds: floa
         frame(trajectory, [(row, *way[i]) for row, way in zip(trajectory.rows, ways, strict=True)], i)
         for i in range(trajectory.steps + 1)
     ]
-    if not console.is_terminal:
+    if not console.is_terminal or console.is_dumb_terminal:
         shown = sorted({0, trajectory.steps // 4, trajectory.steps // 2, trajectory.steps})
         for index in shown:
             console.print(frames[index])
