@@ -2,24 +2,31 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test lint setup clean
+.PHONY: demo test lint setup dev clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(INSTALL) .
+	touch $@
+
+$(VENV)/.ready-dev: $(VENV)/.ready
+	$(INSTALL) '.[dev]'
 	touch $@
 
 setup: $(VENV)/.ready
 
+dev: $(VENV)/.ready-dev
+
 demo: setup
 	$(BIN)/tsdfm pipeline tiny_cpu --out runs/demo
 
-test: setup
+test: dev
 	$(BIN)/python -m pytest
 
-lint: setup
+lint: dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -1,1 +1,1 @@
-"""Speed and memory, as ratios, side by side: `python -m benchmarks compass`, `python -m benchmarks student`."""
+"""Speed and memory, as ratios, side by side: `python -m benchmarks all`; or compass, kernels, sampling, student."""

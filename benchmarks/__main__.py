@@ -8,6 +8,9 @@ from tsdfm.settings import nearest
 
 VERBS = {
     "compass": Verb("benchmarks.compass:CompassBenchmark", "benchmarks.compass:run", "the compass's training step"),
+    "all": Verb("benchmarks.everything:AllBenchmarks", "benchmarks.everything:run", "all of them, within a time limit"),
+    "kernels": Verb("benchmarks.kernels:KernelBenchmark", "benchmarks.kernels:run", "kernels against their floor"),
+    "sampling": Verb("benchmarks.sampling:SamplingBenchmark", "benchmarks.sampling:run", "few steps or many"),
     "student": Verb("benchmarks.student:StudentBenchmark", "benchmarks.student:run", "the distillation step"),
 }
 

@@ -1,7 +1,7 @@
 """Time real optimisation steps: variants interleaved, medians, peak memory, JSON and a table.
 
-A variant is a `Learner`, the very object the training loop steps, on random tokens. Memory is measured with one variant
-alone on the device, time with all of them taking turns.
+A variant is a `Learner`, the very object the training loop steps, on random tokens. Its memory is what it adds to the
+device at its peak, the others at rest; its time is taken with all of them taking turns.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import json
 import platform
 import statistics
 import time
+import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,39 @@ class Timing:
     peak: float | None
 
 
+@dataclass
+class Clock:
+    """A time limit for a list of benchmarks: what does not fit any more is left out, and said so."""
+
+    limit: float
+    start: float = field(default_factory=time.perf_counter)
+
+    @property
+    def left(self) -> float:
+        return self.limit - (time.perf_counter() - self.start)
+
+    def allows(self, seconds: float, what: str) -> bool:
+        """Is there time for `what`?"""
+        if self.left >= seconds:
+            return True
+        say(f"left out for want of time ({self.left:.0f} s left): {what}")
+        return False
+
+
+def say(line: str) -> None:
+    """A line that is seen at once, whatever happens after it."""
+    print(line, flush=True)
+
+
+def guarded(what: str, work: Callable[[], Any]) -> Any:
+    """`work()`; where it fails, the trace is printed and the rest of the run goes on without it."""
+    try:
+        return work()
+    except Exception:
+        say(f"!!! FAILED: {what}\n{traceback.format_exc()}")
+        return None
+
+
 def world(device: str) -> World:
     return World(device=pick_device(device))
 
@@ -45,46 +80,82 @@ def stepper(learner: Learner, batches: list[Any]) -> Step:
     return lambda n: learner.update(batches[n % len(batches)], n)
 
 
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def milliseconds(step: Step, n: int, device: torch.device) -> float:
     """One step, the device's work included."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    wait(device)
     start = time.perf_counter()
     step(n)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    wait(device)
     return (time.perf_counter() - start) * 1e3
 
 
 def measure(make: Mapping[str, Callable[[], Step]], device: torch.device, warm: int, repeats: int) -> dict[str, Timing]:
-    """Peak memory of each variant alone, then the times of all of them in turn."""
-    peaks: dict[str, float | None] = dict.fromkeys(make)
-    if device.type == "cuda":
-        for name, build in make.items():
-            peaks[name] = peak_of(build, device, warm)
-    steps = {name: build() for name, build in make.items()}
-    times: dict[str, list[float]] = {name: [] for name in make}
-    for n in range(warm + repeats):
-        for name, step in steps.items():
-            spent = milliseconds(step, n, device)
-            if n >= warm:
-                times[name].append(spent)
+    """Peak memory of each variant as it is built, then the times of all of them in turn; one that fails is left out."""
+    steps: dict[str, Step] = {}
+    peaks: dict[str, float | None] = {}
+    for name, build in make.items():
+        begin = time.perf_counter()
+        ready = guarded(name, partial(built, build, device, warm))
+        if ready is not None:
+            steps[name], peaks[name] = ready
+            say(f"  {name}: built and warm after {time.perf_counter() - begin:.0f} s, peak {peaks[name] or 0:.2f} GiB")
+    times = interleaved(steps, device, repeats, first=warm + 3)
     return {name: Timing(statistics.median(t), min(t), max(t), peaks[name]) for name, t in times.items()}
 
 
-def peak_of(build: Callable[[], Step], device: torch.device, warm: int) -> float:
-    """Gibibytes at the peak of a few steps with nothing else on the device."""
+def interleaved(
+    steps: Mapping[str, Step], device: torch.device, repeats: int, first: int = 0
+) -> dict[str, list[float]]:
+    """Milliseconds of `repeats` steps of each, taking turns."""
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for n in range(first, first + repeats):
+        for name, step in steps.items():
+            times[name].append(milliseconds(step, n, device))
+    return times
+
+
+def built(build: Callable[[], Step], device: torch.device, warm: int) -> tuple[Step, float | None]:
+    """A warm variant, and the gibibytes it adds at its peak."""
     gc.collect()
-    torch.cuda.empty_cache()
+    before = 0
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated(device)
     step = build()
     for n in range(warm):
         step(n)
-    torch.cuda.synchronize(device)
+    wait(device)
+    if device.type != "cuda":
+        return step, None
     torch.cuda.reset_peak_memory_stats(device)
     for n in range(warm, warm + 3):
         step(n)
-    torch.cuda.synchronize(device)
-    return torch.cuda.max_memory_allocated(device) / 2**30
+    wait(device)
+    return step, (torch.cuda.max_memory_allocated(device) - before) / 2**30
+
+
+def quick(work: Callable[[], Any], device: torch.device, repeats: int = 15) -> float:
+    """Milliseconds of one small piece of device work: the median over calls, by events on the device."""
+    for _ in range(3):
+        work()
+    if device.type != "cuda":
+        return statistics.median(milliseconds(lambda _: work(), n, device) for n in range(repeats))
+    spent = []
+    flush = torch.empty(1 << 26, dtype=torch.int32, device=device)  # 256 MiB: no input is left in the cache
+    for _ in range(repeats):
+        flush.zero_()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin.record()
+        work()
+        end.record()
+        torch.cuda.synchronize(device)
+        spent.append(float(begin.elapsed_time(end)))
+    return statistics.median(spent)
 
 
 def hardware(device: torch.device) -> str:
@@ -95,12 +166,17 @@ def hardware(device: torch.device) -> str:
 
 def report(title: str, rows: list[dict[str, Any]], device: torch.device, out: Path | None) -> None:
     """Print a table, and write it as JSON where asked."""
+    if not rows:
+        say(f"{title}: nothing was measured")
+        return
     table = Table(title=title, caption=hardware(device))
-    for name in rows[0]:
+    names = list({name: None for row in rows for name in row})
+    for name in names:
         table.add_column(name, justify="right")
     for row in rows:
-        table.add_row(*("" if v is None else f"{v:.3g}" if isinstance(v, float) else str(v) for v in row.values()))
-    Console(width=120).print(table)
+        cells = (row.get(name) for name in names)
+        table.add_row(*("" if v is None else f"{v:.3g}" if isinstance(v, float) else str(v) for v in cells))
+    Console(width=130).print(table)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps({"title": title, "hardware": hardware(device), "rows": rows}, indent=2))

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from benchmarks.harness import Step, measure, report, stepper, world
+from benchmarks.harness import Step, built, guarded, interleaved, report, say, stepper, world
+from benchmarks.profile import summarise
+from tsdfm import kernels
 from tsdfm.compass.model import Compass
 from tsdfm.compass.network import spec_from
 from tsdfm.compass.settings import CompassNet
@@ -32,39 +38,92 @@ class StudentBenchmark:
     tau: tuple[float, ...] = option((0.2,), "τ of the navigated step")
     k: tuple[int, ...] = option((5,), "candidates of a midpoint")
     share: float | None = option(None, "share of rows with RK-4; none is what the weights of h say, a half")
+    reference: bool = option(True, "also time the same steps with torch's own operations instead of kernels")
+    profile: bool = option(False, "show where the time goes")
     compile: bool = option(True, "torch.compile the networks")
     warm: int = option(5, "steps before timing")
     repeats: int = option(20, "timed steps of each variant")
     device: str = option("auto", "auto, cpu or cuda")
-    out: Path | None = option(None, "also write the rows as JSON")
+    out: Path | None = option(None, "folder for the tables as JSON")
 
 
 def run(settings: StudentBenchmark) -> None:
     """Time every variant at every batch size."""
     here = world(settings.device)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for batch in settings.batch:
         variants = {"fs-dfm": maker(settings, batch, None)}
         for tau in settings.tau:
             for k in settings.k:
                 variants[f"ts-dfm τ={tau} K={k}"] = maker(settings, batch, NavigateSettings(tau=tau, k=k))
-        timings = measure(variants, here.device, settings.warm, settings.repeats)
-        blind = timings["fs-dfm"].median
-        for name, found in timings.items():
-            rows.append(
-                {
-                    "batch": batch,
-                    "step": name,
-                    "ms": found.median,
-                    "fastest": found.low,
-                    "slowest": found.high,
-                    "to fs-dfm": found.median / blind,
-                    "tokens/s": int(batch * settings.length / found.median * 1e3),
-                    "peak GiB": found.peak,
-                }
-            )
-    title = f"student step: {settings.preset}, |V| = {settings.vocab}, length {settings.length}"
-    report(title, rows, here.device, settings.out)
+        rows += compare(settings, batch, variants, here.device)
+        title = f"student step: {settings.preset}, |V| = {settings.vocab}, length {settings.length}"
+        report(title, rows, here.device, settings.out and settings.out / "student.json")
+
+
+def compare(
+    settings: StudentBenchmark, batch: int, variants: dict[str, Callable[[], Step]], device: torch.device
+) -> list[dict[str, Any]]:
+    """Build, time in turn, and profile. With `reference`, each learner also steps without kernels."""
+    steps: dict[str, Step] = {}
+    peaks: dict[str, float | None] = {}
+    for name, build in variants.items():
+        start, before = time.perf_counter(), graphs()
+        made = guarded(name, partial(built, build, device, settings.warm))
+        if made is None:
+            continue
+        steps[name], peaks[name] = made
+        peak = f"{peaks[name]:.2f} GiB" if peaks[name] is not None else "not measured"
+        spent = time.perf_counter() - start
+        say(f"  {name}: warm after {spent:.0f} s, {graphs() - before} graphs compiled, peak {peak}")
+        if settings.reference:
+            plain = name + ", no kernels"
+            ready = guarded(plain, partial(built, partial(without, steps[name]), device, 2))
+            if ready is not None:
+                steps[plain], peaks[plain] = ready[0], None
+    before = graphs()
+    times = interleaved(steps, device, settings.repeats, first=settings.warm + 3)
+    if graphs() != before:
+        say(f"!!! {graphs() - before} graphs were compiled while timing")
+    blind = statistics.median(times["fs-dfm"]) if "fs-dfm" in times else None
+    if settings.profile:
+        for name in variants:
+            if name in steps:
+                summarise(f"{name} batch {batch}", steps[name], 100, device, settings.out)
+    return [row_of(batch, name, t, peaks[name], blind, settings.length) for name, t in times.items()]
+
+
+def row_of(
+    batch: int, name: str, times: list[float], peak: float | None, blind: float | None, length: int
+) -> dict[str, Any]:
+    median = statistics.median(times)
+    return {
+        "batch": batch,
+        "step": name,
+        "ms": median,
+        "fastest": min(times),
+        "slowest": max(times),
+        "to fs-dfm": median / blind if blind else None,
+        "tokens/s": int(batch * length / median * 1e3),
+        "peak GiB": peak,
+    }
+
+
+def graphs() -> int:
+    """How many graphs torch.compile has made so far."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
+
+
+def without(step: Step) -> Step:
+    """The same learner's step without kernels."""
+
+    def plain(n: int) -> object:
+        with kernels.without():
+            return step(n)
+
+    return plain
 
 
 def maker(settings: StudentBenchmark, batch: int, navigate: NavigateSettings | None) -> Callable[[], Step]:

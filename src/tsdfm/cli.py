@@ -8,6 +8,7 @@ import argparse
 import importlib
 import os
 import sys
+import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -84,6 +85,118 @@ VERBS = {
         "run a recipe from text to table",
         positional="recipe",
         epilog="tsdfm pipeline tiny_cpu --out runs/demo --set teacher.loop.steps=300 --set measure.samples=64",
+    ),
+    "judge train": Verb(
+        "tsdfm.judges.settings:JudgeTrainSettings",
+        "tsdfm.judges.train:run",
+        "train an autoregressive model on the tokens, as an in-house judge",
+        section="judge",
+        epilog="tsdfm judge train --tokens runs/mine/tokens --out runs/mine/judge --net.preset small",
+    ),
+    "judge score": Verb(
+        "tsdfm.judges.settings:JudgeScoreSettings",
+        "tsdfm.report.judge_texts:run",
+        "say how likely texts are, by any judge",
+        positional="texts",
+        epilog="tsdfm judge score samples.jsonl --judge smollm2 --out scores.json",
+    ),
+    "report measure": Verb(
+        "tsdfm.report.settings:MeasureRunsSettings",
+        "tsdfm.report.commands.measure:run",
+        "sample runs at several step counts and judge the texts",
+        positional="runs",
+        epilog="tsdfm report measure runs/demo --samples 64 --judges smollm2",
+    ),
+    "report main": Verb(
+        "tsdfm.report.settings:MainSettings",
+        "tsdfm.report.commands.main:run",
+        "perplexity and entropy of every method by steps",
+        positional="runs",
+        epilog="tsdfm report main runs/demo",
+    ),
+    "report frontier": Verb(
+        "tsdfm.report.settings:FrontierSettings",
+        "tsdfm.report.commands.frontier:run",
+        "perplexity against entropy, and at matched entropy",
+        positional="runs",
+        epilog="tsdfm report frontier runs/demo --steps 8 --control fs-dfm",
+    ),
+    "report threshold": Verb(
+        "tsdfm.report.settings:ThresholdSettings",
+        "tsdfm.report.commands.threshold:run",
+        "students by τ and by what they started from",
+        positional="runs",
+        epilog="tsdfm report threshold runs/demo",
+    ),
+    "report candidates": Verb(
+        "tsdfm.report.settings:CandidatesSettings",
+        "tsdfm.report.commands.candidates:run",
+        "guided generation with K candidates",
+        positional="runs",
+        epilog="tsdfm report candidates runs/demo --k 1,2,5",
+    ),
+    "report policy": Verb(
+        "tsdfm.report.settings:PolicySettings",
+        "tsdfm.report.commands.policy:run",
+        "guided generation by each policy",
+        positional="runs",
+        epilog="tsdfm report policy runs/demo --steps 8,16",
+    ),
+    "report refinement": Verb(
+        "tsdfm.report.settings:RefinementSettings",
+        "tsdfm.report.commands.refinement:run",
+        "what the token phase replaces and the safeguard accepts",
+        positional="runs",
+        epilog="tsdfm report refinement runs/demo",
+    ),
+    "report diversity": Verb(
+        "tsdfm.report.settings:DiversitySettings",
+        "tsdfm.report.commands.diversity:run",
+        "how much completions of one midpoint differ",
+        positional="runs",
+        epilog="tsdfm report diversity runs/demo --midpoints 8",
+    ),
+    "report compass": Verb(
+        "tsdfm.report.settings:CompassTableSettings",
+        "tsdfm.report.commands.compass:run",
+        "the validation of each compass",
+        positional="runs",
+        epilog="tsdfm report compass runs/demo",
+    ),
+    "report overhead": Verb(
+        "tsdfm.report.settings:OverheadSettings",
+        "tsdfm.report.commands.overhead:run",
+        "the time of a training step of each student",
+        positional="runs",
+        epilog="tsdfm report overhead runs/demo",
+    ),
+    "report prefix": Verb(
+        "tsdfm.report.settings:PrefixSettings",
+        "tsdfm.report.commands.prefix:run",
+        "continuations of held-out prefixes",
+        positional="runs",
+        epilog="tsdfm report prefix runs/demo --share 0.5",
+    ),
+    "report scaling": Verb(
+        "tsdfm.report.settings:ScalingSettings",
+        "tsdfm.report.commands.scaling:run",
+        "runs of several sizes",
+        positional="runs",
+        epilog="tsdfm report scaling runs/demo runs/larger",
+    ),
+    "report page": Verb(
+        "tsdfm.report.page.settings:PageSettings",
+        "tsdfm.report.page.build:run",
+        "write the report as one HTML file",
+        positional="folder",
+        epilog="tsdfm report page runs/demo --open",
+    ),
+    "view": Verb(
+        "tsdfm.view.settings:ViewSettings",
+        "tsdfm.view.run:run",
+        "watch texts come to be, method beside method",
+        positional="paths",
+        epilog="tsdfm view runs/demo; tsdfm view way.json --terminal; tsdfm view runs/demo/teacher-uniform --steps 16",
     ),
     "doctor": Verb(
         "tsdfm.doctor:DoctorSettings",
@@ -172,8 +285,8 @@ def read(name: str, verb: Verb, words: list[str]) -> Any:
     add_flags(parser, cls)
     found, left = parser.parse_known_args(spell_out(words, cls))
     given = vars(found)
-    if verb.positional and left and not left[0].startswith("-"):
-        given[verb.positional] = left.pop(0)
+    if verb.positional:
+        given |= positionals(cls, verb.positional, left)
     if left:
         flags = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
         word = left[0].split("=")[0]
@@ -181,10 +294,21 @@ def read(name: str, verb: Verb, words: list[str]) -> Any:
     return build(cls, merge(section(verb, given), flag_values(given, cls)))
 
 
+def positionals(cls: type, name: str, left: list[str]) -> dict[str, Any]:
+    """The words that came without a flag, taken off `left`: one of them, or all where the setting is a list."""
+    if not left or left[0].startswith("-"):
+        return {}
+    if typing.get_origin(typing.get_type_hints(cls)[name]) is not tuple:
+        return {name: left.pop(0)}
+    words = [word for word in left if not word.startswith("-")]
+    left[:] = [word for word in left if word.startswith("-")]
+    return {name: words}
+
+
 def spell_out(words: list[str], cls: type) -> list[str]:
     """`--live RUN` as `--live true RUN`: a switch takes the next word only if that is true or false."""
     out: list[str] = []
-    for word, after in zip(words, [*words[1:], ""], strict=True):
+    for word, after in zip(words, [*words[1:], ""], strict=False):
         out.append(word)
         if word in switches(cls) and after.lower() not in ("true", "false", "yes", "no", "0", "1"):
             out.append("true")

@@ -91,7 +91,7 @@ def _items(value: Any, kind: Any) -> Any:
     Text is not parted: it may have commas of its own.
     """
     words = [value] if isinstance(value, str) else value
-    if kind is str or not isinstance(words, Sequence) or not all(isinstance(word, str) for word in words):
+    if kind in (str, Path) or not isinstance(words, Sequence) or not all(isinstance(word, str) for word in words):
         return words
     return [item for word in words for item in word.split(",")]
 

@@ -14,6 +14,7 @@ from tsdfm.cli import VERBS, main
 from tsdfm.pipeline import plan
 from tsdfm.recipes import load_recipe, shipped
 
+METHODS = ("teacher", "fs-dfm", "control", "ts-dfm")
 SMALL = [
     "corpus.limit=400",
     "corpus.valid=0.1",
@@ -39,8 +40,17 @@ SMALL = [
     "validate.times=3",
     "validate.pairs=16",
     "validate.candidate_rows=2",
+    "student.loop.steps=3",
+    "student.loop.batch=4",
+    "student.loop.log_every=1",
+    "student.eval_rows=4",
+    "student.eval_times=2",
+    *(f"{where}students.{name}.loop.steps=2" for where in ("", "source.mask.") for name in ("control", "ts-dfm")),
+    "source.mask.student.loop.steps=3",
     "measure.steps=2,4",
+    "measure.teacher_steps=2,4",
     "measure.samples=4",
+    "report.trajectories=2",
 ]
 
 
@@ -115,13 +125,15 @@ def test_every_shipped_recipe_is_valid(recipe: str, tmp_path: Path) -> None:
 
 def test_the_pipeline_writes_the_table_and_is_not_run_twice(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = json.loads((demo / "report" / "metrics.json").read_text())
+    models = [(method, source) for source in ("uniform", "mask") for method in METHODS]
     assert [(row["method"], row["source"], row["steps"], row["nfe"]) for row in rows] == [
-        ("teacher", "uniform", 2, 2),
-        ("teacher", "uniform", 4, 4),
-        ("teacher", "mask", 2, 2),
-        ("teacher", "mask", 4, 4),
+        *((method, source, steps, steps) for method, source in models for steps in (2, 4)),
         ("held-out text", None, None, None),
     ]
+    page = (demo / "report" / "index.html").read_text(encoding="utf-8")
+    assert "ts-dfm" in page
+    ways = {path.name for path in (demo / "report" / "trajectories").iterdir()}
+    assert ways == {f"{method}-{source}-2.json" for method, source in models}
     compass = json.loads((demo / "report" / "compass.json").read_text())
     for source in ("uniform", "mask"):
         assert {"overall", "time_downstep", "velocity_step"} <= compass[source]["accuracy"].keys()
@@ -131,7 +143,7 @@ def test_the_pipeline_writes_the_table_and_is_not_run_twice(demo: Path, capsys: 
     assert rows[-1]["valid"] == 1.0
     made = sorted(demo.glob("*/checkpoints/*/ema.safetensors"))
     assert {path.relative_to(demo).parts[0] for path in made} == {
-        f"{stage}-{source}" for stage in ("teacher", "compass") for source in ("uniform", "mask")
+        f"{stage}-{source}" for stage in (*METHODS, "compass") for source in ("uniform", "mask")
     }
     before = [path.stat().st_mtime_ns for path in made]
     assert pipeline(demo) == 0

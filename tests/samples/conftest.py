@@ -3,4 +3,4 @@ import sys
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path.insert(0, str(Path(__file__).parent.parent / "nn"))
+sys.path[:0] = [str(Path(__file__).parent.parent / name) for name in ("nn", "view")]

@@ -1,4 +1,4 @@
-"""The terminal replay: what is new is marked, [MASK] is a block, the last frame is the text."""
+"""The terminal replay: what is new or replaced is marked, [MASK] is a block, the last frame is the text."""
 
 from __future__ import annotations
 
@@ -6,48 +6,70 @@ import io
 
 import pytest
 from rich.console import Console
+from rich.text import Text
+from view_parts import HOSTILE, way
 
-from tsdfm.samples.trajectory import Change, Row, Trajectory
-from tsdfm.view.terminal import MASKED, paint, replay
-
-MASK, END = 4, 3
-WAY = Trajectory(
-    method="teacher",
-    source="mask",
-    steps=2,
-    nfe=2,
-    seed=0,
-    vocab=4,
-    mask=MASK,
-    end_of_text=END,
-    pieces={0: "the", 1: " cat", 2: " sat", 3: ""},
-    rows=(
-        Row((END, MASK, MASK, MASK), (0,), (Change(0.0, 0.5, ((1, 0),), 0.4), Change(0.5, 0.5, ((2, 1), (3, 2)), 0.9))),
-    ),
-)
+from tsdfm.samples.trajectory import Trajectory
+from tsdfm.view.terminal import MASKED, NEW, NOISE, REPLACED, frames, paint, plain, replay, replay_all
 
 
-def test_states_are_painted_with_their_changes() -> None:
-    states = list(WAY.rows[0].states())
-    first = paint(WAY, *states[0], WAY.rows[0].given)
-    assert first.plain == "¶" + 3 * MASKED
-    second = paint(WAY, *states[1], WAY.rows[0].given)
-    marked = [second.plain[span.start : span.end] for span in second.spans if "underline" in str(span.style)]
-    assert marked == ["the"]
-    last = paint(WAY, *states[2], WAY.rows[0].given)
-    assert last.plain == "¶the cat sat"
+def marked(text: Text, style: str) -> list[str]:
+    return [text.plain[span.start : span.end] for span in text.spans if str(span.style) == style]
+
+
+def test_states_are_painted_with_their_marks() -> None:
+    mask = way(source="mask")
+    row = mask.rows[0]
+    painted = [paint(mask, row, state) for state in row.replay(mask.mask)]
+    assert [text.plain for text in painted] == [2 * MASKED + " sat", f"the{MASKED} sat", " sat cat sat", "the cat sat"]
+    assert [marked(text, NEW) for text in painted] == [[], ["the"], ["cat"], []]
+    assert [marked(text, REPLACED) for text in painted] == [[], [], ["sat"], ["the"]]
+    uniform = way()
+    first, *_, last = (paint(uniform, uniform.rows[0], state) for state in uniform.rows[0].replay())
+    assert "sat" in marked(first, NOISE)
+    assert marked(last, NOISE) == []  # at t = 1 nothing is noise any more
+
+
+def test_noise_cannot_steer_the_terminal() -> None:
+    assert plain("a\x1b[2Jb\x07\u202e é\n") == "a·[2Jb·· é\n"
+    assert "\x1b" not in paint(way(pieces={4: "\x1b]0;owned\x07"}), way().rows[1], next(way().rows[1].replay())).plain
+    assert plain(HOSTILE).startswith("</script><img")
+
+
+def show(ways: list[Trajectory], width: int) -> str:
+    out = io.StringIO()
+    replay_all(ways, Console(file=out, width=width))
+    return out.getvalue()
+
+
+def test_methods_stand_side_by_side_where_there_is_room() -> None:
+    ways = [way("teacher", "mask"), way("ts-dfm", "mask")]
+    lines = show(ways, 120).splitlines()
+    both = [line for line in lines if "teacher" in line and "ts-dfm" in line]
+    assert len(both) == 3 * 2  # frames shown (first, one between, last), times texts
+    assert "teacher   step 0/3   text 1" in both[0]
+    assert all("teacher" not in line or "ts-dfm" not in line for line in show(ways, 60).splitlines())
+    assert "confidence 0.88, energy -3.00, 0 new, 1 replaced" in show(ways, 140)
+
+
+def test_different_step_counts_run_by_the_same_clock() -> None:
+    slow, fast = way("teacher"), way("ts-dfm")
+    one = tuple(row.__class__(row.start, row.given, (row.steps[-1].__class__(0.0, 1.0, (), 0.5),)) for row in fast.rows)
+    fast = Trajectory(**{**vars(fast), "steps": 1, "nfe": 1, "rows": one})
+    assert len(frames([slow, fast], 120)) == 4  # t = 0, 1/4, 1/2, 1
+    shown = show([slow, fast], 120)
+    assert [n in shown for n in ("step 1/3", "step 0/1", "step 1/1")] == [True, True, True]
 
 
 def test_without_a_terminal_the_replay_prints_a_few_states() -> None:
     out = io.StringIO()
-    replay(WAY, Console(file=out, width=80))
-    shown = out.getvalue()
-    for word in ("step 0/2", "step 1/2", "step 2/2", "the cat sat", "confidence 0.90, 2 changed"):
-        assert word in shown
+    replay(way(source="mask"), Console(file=out, width=80))
+    for word in ("step 0/3", "step 1/3", "step 3/3", "the cat sat", "t = 1.000, confidence 0.88, energy -3.00"):
+        assert word in out.getvalue()
 
 
 def test_on_a_terminal_every_frame_is_played_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     out = io.StringIO()
-    replay(WAY, Console(file=out, width=80, force_terminal=True, color_system=None), seconds=0.0)
+    replay(way(source="mask"), Console(file=out, width=80, force_terminal=True, color_system=None), seconds=0.0)
     assert "the cat sat" in out.getvalue()

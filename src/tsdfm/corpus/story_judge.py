@@ -50,7 +50,7 @@ class Verdict:
         return math.exp(-self.noisy_log_likelihood / self.events)
 
 
-class _Reader:
+class Reader:
     """Follows one story, word by word."""
 
     def __init__(self, world: World) -> None:
@@ -85,7 +85,7 @@ def judge(text: str, world: World = FULL, noise: float = NOISE) -> Verdict:
 
 
 def _read(events: Sequence[str], world: World, noise: float) -> Verdict:
-    reader = _Reader(world)
+    reader = Reader(world)
     violations: list[Violation] = []
     exact = noisy = 0.0
     floor = noise / (len(world.vocabulary()) + 2)

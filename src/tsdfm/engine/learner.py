@@ -78,7 +78,8 @@ class Learner:
     def _parts(self) -> dict[str, Mapping[str, Tensor]]:
         """The live tensors that make up a checkpoint, under the plain module's names."""
         averaged = {"ema": self.ema.module.state_dict()} if self.ema is not None else {}
-        return {"model": self.plain.state_dict(), **averaged, "optim": self.optimiser.state()}
+        own = getattr(self.task, "parts", None)
+        return {"model": self.plain.state_dict(), **averaged, "optim": self.optimiser.state(), **(own() if own else {})}
 
     def whole(self) -> dict[str, dict[str, Tensor]]:
         """Whole CPU copies of all parts on process 0. Every process must call it."""
@@ -100,7 +101,29 @@ def _open(checkpoint: Path, parts: Mapping[str, Mapping[str, Tensor]]) -> dict[s
 
 
 def compile_in_place(model: nn.Module, *, by_block: bool) -> None:
-    """torch.compile without changing a name: the whole network, or block by block where FSDP works between blocks."""
+    """torch.compile without changing a name: the network's body, or block by block where FSDP works between blocks.
+
+    The body is `model.hidden` where there is one: the head and what a caller does with it differ from call to call,
+    and would have the whole network compiled again for each of them.
+    """
     blocks = list(getattr(model, "blocks", ())) if by_block else []
+    hidden = getattr(model, "hidden", None)
+    if not blocks and callable(hidden):
+        setattr(model, "hidden", torch.compile(hidden))  # noqa: B010 (a method, not a parameter)
+        return
     for module in blocks or [model]:
         module.compile()
+
+
+def compile_batches(model: nn.Module) -> None:
+    """torch.compile, without changing a name, of a network that is called with batches of any size: one graph for all.
+
+    The length stays fixed; only the first dimension of the one input is left open.
+    """
+    inner = torch.compile(model.forward)
+
+    def forward(x: Tensor) -> Any:
+        torch._dynamo.maybe_mark_dynamic(x, 0)
+        return inner(x)
+
+    model.forward = forward

@@ -33,8 +33,9 @@ Feed = Callable[[int], Iterator[Any]]
 class Task(Protocol):
     """A stage's objective. `model` is the plain module to train; the loop moves, wraps, compiles and saves it.
 
-    A task may also have `bind` (see `Binds`), and `summary(means)`, which turns the means of a report into what is
-    written, where a mean alone would not read well (a ratio of two of them, say).
+    A task may also have `bind` (see `Binds`); `summary(means)`, which turns the means of a report into what is written,
+    where a mean alone would not read well (a ratio of two of them, say); and `parts()`, live tensors by file and name
+    that a checkpoint must hold besides the model, where the objective trains something of its own.
     """
 
     @property

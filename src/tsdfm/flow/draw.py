@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tsdfm import kernels
 from tsdfm.errors import UserError
 
 CHUNK_CPU = 1 << 20  # elements of one chunk: 8 MiB of integer weights stay near the caches
@@ -109,6 +110,21 @@ def _any_of(count: int, u: Tensor) -> Tensor:
 @torch.no_grad()
 def draw(logits: Tensor, u: Tensor) -> Tensor:
     """Tokens […] ~ softmax(logits […, V]) by the uniforms u […] in [0, 1)."""
+    flat = _flat(logits)
+    if not kernels.on(flat, "draw"):
+        return plain_draw(logits, u)
+    from tsdfm.kernels.draw import one_pass
+
+    lots = u.reshape(-1)
+    nobody = torch.full((len(lots),), flat.shape[1], dtype=torch.int64, device=flat.device)
+    none = torch.empty(len(lots), 0, device=flat.device)
+    tokens = one_pass(flat, nobody, none, none, lots).fresh
+    assert tokens is not None
+    return tokens.view(u.shape)
+
+
+def plain_draw(logits: Tensor, u: Tensor) -> Tensor:
+    """`draw` without kernels."""
     flat, u_flat = _flat(logits), u.reshape(-1)
     bits = _bits(flat.shape[1])
     parts = []
@@ -128,6 +144,18 @@ def draw_other(logits: Tensor, z: Tensor, u: Tensor) -> Other:
     where p(z) is almost 1 as anywhere else. z = V ([MASK], no column) has p(z) = 0. Where nothing but z is possible,
     p(z) = 1, the token is z and 1 − p(z) = 0.
     """
+    flat = _flat(logits)
+    if not kernels.on(flat, "draw"):
+        return plain_draw_other(logits, z, u)
+    from tsdfm.kernels.draw import one_pass
+
+    lots = u.reshape(-1, 1)
+    found = one_pass(flat, z.reshape(-1), torch.ones_like(lots, dtype=torch.float32), lots)
+    return Other(found.tokens.view(z.shape), found.p_z.view(z.shape), found.p_other.view(z.shape))
+
+
+def plain_draw_other(logits: Tensor, z: Tensor, u: Tensor) -> Other:
+    """`draw_other` without kernels."""
     flat, z_flat, u_flat = _flat(logits), z.reshape(-1), u.reshape(-1)
     parts = [_other(flat[rows], z_flat[rows], u_flat[rows]) for rows in _chunks(flat)]
     return Other(*(_join([part[i] for part in parts], z.shape) for i in range(3)))

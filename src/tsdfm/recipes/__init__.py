@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tsdfm.errors import UserError
-from tsdfm.settings import load_toml, nearest
+from tsdfm.settings import load_toml, merge, nearest
 
 FOLDER = Path(__file__).parent
 
@@ -36,6 +36,22 @@ def table(recipe: Mapping[str, Any], name: str) -> dict[str, Any]:
     return dict(found)
 
 
-def load_recipe(recipe: str) -> dict[str, Any]:
-    """The plain values of a recipe."""
-    return load_toml(find(recipe))
+def load_recipe(recipe: str, *, extends: str | None = None) -> dict[str, Any]:
+    """The plain values of a recipe, laid over those of the recipe it `extends` (or of the one given here instead)."""
+    found: dict[str, Any] = {}
+    names = [recipe]
+    while True:
+        path = find(names[-1])
+        own = load_toml(path)
+        base = own.pop("extends", None)
+        if extends is not None and len(names) == 1:
+            base = extends
+        found = merge(own, found)
+        if base is None:
+            return found
+        if not isinstance(base, str):
+            raise UserError(f"extends of recipe {names[-1]} takes the name of a recipe, not {base!r}")
+        beside = path.parent / base
+        names.append(str(beside) if beside.suffix == ".toml" and beside.is_file() else base)
+        if names[-1] in names[:-1]:
+            raise UserError(f"recipes extend each other in a circle: {', '.join(names)}")

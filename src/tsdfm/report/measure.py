@@ -1,104 +1,297 @@
-"""The measuring stage: sample a model at several step counts, judge the texts, and lay real text beside them."""
+"""The measuring stage: sample a model at several step counts, judge the texts, and lay real text beside them.
+
+    run(MeasureSettings(samples=64), [Path("runs/demo/teacher-uniform")], Path("runs/demo/tokens"), Path("report"))
+
+writes `metrics.json`, a list of rows, and keeps every cell, so that a measurement that was broken off goes on where it
+was, and the commands of `tsdfm report` find what has been sampled.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress
 
-from tsdfm.corpus.world import world_named
-from tsdfm.engine.manifest import write_json
-from tsdfm.errors import UserError
-from tsdfm.report.metrics import entropy_bits, mean_interval
-from tsdfm.report.stories import judge_stories
-from tsdfm.samples.model import Samples, TextModel, load
-from tsdfm.settings import option
+from tsdfm.engine.distributed import pick_device
+from tsdfm.engine.manifest import NAME as MANIFEST
+from tsdfm.engine.manifest import file_sha256, write_json, write_manifest
+from tsdfm.nn.velocity import run_folder
+from tsdfm.report.cells import Cell, Cells, written
+from tsdfm.report.hardware import hardware
+from tsdfm.report.score import Bench
+from tsdfm.report.settings import MeasureSettings
+from tsdfm.samples.guide import Guide
+from tsdfm.samples.model import TextModel, load
+from tsdfm.settings import to_dict
 from tsdfm.tokens.rows import TokenRows
 
+__all__ = ["MeasureSettings", "mark_collapsed", "measure", "real_row", "run", "write_metrics", "written"]
 
-@dataclass(frozen=True, kw_only=True)
-class MeasureSettings:
-    """What to sample and how to judge it."""
+DRAW = "float32 weights, 53-bit uniforms"
+REAL = "held-out text"
+COLLAPSE = 1.0
+"""Bits of entropy under real text from which on a row counts as collapsed."""
 
-    steps: tuple[int, ...] = option((4, 16, 64, 256), "step counts")
-    samples: int = option(256, "texts for each step count")
-    seed: int = option(0, "seed of the sampling")
-    temperature: float = option(1.0, "sampling temperature")
-    top_p: float = option(1.0, "keep the most likely tokens up to this share of the probability")
-    world: str = option("small", "story world whose exact judge reads the texts: full or small")
-    show: int = option(2, "texts to keep as examples in each row")
-
-    def __post_init__(self) -> None:
-        if not self.steps or min(self.steps) < 1 or self.samples < 1:
-            raise UserError("steps takes step counts of at least 1, and samples must be at least 1")
+Say = Callable[[str], None]
 
 
-def measure(settings: MeasureSettings, model: Path, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """One row for each step count."""
-    made = load(model)
-    rows = []
-    for steps in settings.steps:
-        samples = made.sample(
-            settings.samples, steps, settings.seed, temperature=settings.temperature, top_p=settings.top_p
+def run(settings: MeasureSettings, models: Sequence[Path], tokens: Path, out: Path) -> Path:
+    """Measure every model, write `metrics.json` (and `frontier.json` if asked) into `out`, print the table."""
+    from tsdfm.report.summary import show
+
+    console = Console(stderr=True)
+    cells, rows = Cells(out / "cells"), list[dict[str, Any]]()
+    bench = Bench(settings, cells)
+    for model in models:
+        rows += measure(settings, model, console.print, bench=bench)
+    rows.append(real_row(settings, tokens, bench=bench))
+    mark_collapsed(rows)
+    write_metrics(out, rows)
+    inputs = {"tokens": tokens, **{model.name: model for model in models}}
+    write_manifest(out, stage="report", settings=settings, inputs=inputs)
+    for row in rows[:-1]:
+        title = f"{row['method']}, {row['source']} source, {row['steps']} steps"
+        if row["texts"]:
+            console.print(f"[dim]{title}:[/dim] {escape(row['texts'][0])}", highlight=False, soft_wrap=True)
+    show(rows)
+    if settings.frontier:
+        sweep(settings, models, tokens, out)
+    return out
+
+
+def sweep(settings: MeasureSettings, models: Sequence[Path], tokens: Path, out: Path) -> None:
+    """The frontier of the same models, by the same judges."""
+    from tsdfm.report.commands.frontier import run as make_frontier
+    from tsdfm.report.settings import FrontierSettings
+
+    make_frontier(
+        FrontierSettings(
+            runs=tuple(models),
+            out=out,
+            tokens=tokens,
+            samples=settings.samples,
+            seed=settings.seed,
+            top_p=settings.top_p,
+            jump=settings.jump,
+            world=settings.world or "",
+            judges=settings.judges,
+            device=settings.device,
+            steps=settings.frontier_steps or settings.steps,
+            temperatures=settings.temperatures,
+            control=settings.control,
+            definition=settings.definition,
         )
-        rows.append(row_of(settings, made, steps, samples))
-        say(f"{made.method}, {made.velocity.spec.source}: {steps} steps, valid {rows[-1]['valid']:.3f}")
+    )
+
+
+def measure(
+    settings: MeasureSettings,
+    model: Path,
+    say: Say,
+    *,
+    name: str | None = None,
+    guide: Guide | None = None,
+    bench: Bench | None = None,
+) -> list[dict[str, Any]]:
+    """One row for each step count. `name` is what the rows call the method; `bench` keeps judges and cells."""
+    made, bench = load(model, settings.device), bench or Bench(settings)
+    rows = []
+    for steps in settings.steps_of(made.method):
+        cell = sampled(settings, made, steps, bench.cells, guide=guide)
+        rows.append(row_of(settings, made, cell, bench, name=name, guide=guide))
+        say(spoken(rows[-1]))
     return rows
 
 
-def row_of(settings: MeasureSettings, made: TextModel, steps: int, samples: Samples) -> dict[str, Any]:
-    """The row of one cell, with all that is needed to make it again."""
-    spec = made.velocity.spec
-    tokens = samples.tokens[:, spec.anchor :]
+def spoken(row: Mapping[str, Any]) -> str:
+    """A row in one line."""
+    said = f"{row['method']}, {row['source']}: {row['steps']} steps"
+    said += f", guide {row['guide']}" if row.get("guide") else ""
+    said += f", T = {row['temperature']:g}" if row["temperature"] != 1.0 else ""
+    said += f", valid {row['valid']:.3f}" if "valid" in row else ""
+    said += f", perplexity {row['ppl']:.2f}" if row.get("ppl") is not None else ""
+    return f"{said}, entropy {row['entropy_bits']:.2f} bits"
+
+
+def sampled(
+    settings: MeasureSettings,
+    made: TextModel,
+    steps: int,
+    cells: Cells,
+    *,
+    guide: Guide | None = None,
+    temperature: float | None = None,
+) -> Cell:
+    """The cell of one step count, from the disk or sampled now, with a progress bar on a terminal."""
+    warmth = settings.temperature if temperature is None else temperature
+    key = key_of(replace(settings, temperature=warmth), made, steps, guide)
+    return cells.get(key, lambda: sample(made, key, guide))
+
+
+def key_of(settings: MeasureSettings, made: TextModel, steps: int, guide: Guide | None) -> dict[str, Any]:
+    """Everything that decides the texts of a cell."""
+    jump = settings.jump
+    if jump == "auto":
+        jump = "cumulative" if made.velocity.spec.step_size else "euler"
     return {
         "method": made.method,
-        "source": spec.source,
+        "source": made.velocity.spec.source,
         "steps": steps,
-        "nfe": samples.nfe,
-        **judged(settings, samples.texts, [written(row, made.tokenizer.end_of_text) for row in tokens]),
-        "length": spec.length,
+        "checkpoint": made.velocity.sha256[:16],
+        "samples": settings.samples,
+        "seed": settings.seed,
         "temperature": settings.temperature,
         "top_p": settings.top_p,
-        "draw": "float32 weights, 53-bit uniforms",
-        "seed": settings.seed,
-        "checkpoint": made.velocity.sha256[:16],
-        "tokens_per_s": settings.samples * spec.length / samples.seconds,
-        "texts": samples.texts[: settings.show],
+        "jump": jump,
+        "precision": "bf16" if made.bf16 else "float32",
+        "guide": guide_key(guide),
     }
 
 
-def real_row(settings: MeasureSettings, tokens: Path) -> dict[str, Any]:
+def guide_key(guide: Guide | None) -> dict[str, Any] | None:
+    """A guide as plain values: its policy, its settings and its compass's hash."""
+    if guide is None:
+        return None
+    compass = getattr(guide.compass, "sha256", "")[:16] or None
+    return {"policy": guide.policy, "compass": compass, "navigate": to_dict(guide.settings)}
+
+
+def sample(made: TextModel, key: dict[str, Any], guide: Guide | None) -> Cell:
+    """Sample a cell."""
+    spec, console = made.velocity.spec, Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        job = bar.add_task(f"{key['method']}, {key['source']}: {key['steps']} passes", total=key["samples"])
+        found = made.sample(
+            key["samples"],
+            key["steps"],
+            key["seed"],
+            temperature=key["temperature"],
+            top_p=key["top_p"],
+            jump=key["jump"],
+            on_batch=lambda done, _: bar.update(job, completed=done),
+            guide=guide,
+        )
+    return Cell(
+        key=key,
+        method=made.method,
+        source=spec.source,
+        steps=key["steps"],
+        nfe=found.nfe,
+        length=spec.length,
+        anchor=spec.anchor,
+        end_of_text=made.tokenizer.end_of_text,
+        seconds=found.seconds,
+        hardware=hardware(made.velocity.device),
+        texts=found.texts,
+        tokens=found.tokens.tolist(),
+        compass_calls=found.compass_calls,
+        navigation=dict(found.navigation),
+    )
+
+
+def row_of(
+    settings: MeasureSettings,
+    made: TextModel,
+    cell: Cell,
+    bench: Bench,
+    *,
+    name: str | None = None,
+    guide: Guide | None = None,
+) -> dict[str, Any]:
+    """The row of one cell, with all that is needed to make it again."""
+    checkpoint = made.velocity.checkpoint
+    return {
+        "method": name or made.method,
+        "source": cell.source,
+        "steps": cell.steps,
+        "nfe": cell.nfe,
+        "compass_calls": cell.compass_calls,
+        "guide": guide.policy if guide else None,
+        **bench.fields(cell),
+        "length": cell.length,
+        "temperature": cell.key["temperature"],
+        "top_p": cell.key["top_p"],
+        "jump": cell.key["jump"],
+        "draw": DRAW,
+        "precision": cell.key["precision"],
+        "seed": cell.key["seed"],
+        "run": run_folder(checkpoint).name if checkpoint else None,
+        "checkpoint": cell.key["checkpoint"],
+        "hardware": cell.hardware,
+        "tokens_per_s": len(cell.texts) * cell.length / cell.seconds,
+        "texts": cell.texts[: settings.show],
+        "collapsed": False,
+    }
+
+
+def real_row(settings: MeasureSettings, tokens: Path, *, bench: Bench | None = None) -> dict[str, Any]:
     """Held-out text, measured the same way: the target."""
+    bench = bench or Bench(settings)
+    cell = real_cell(settings, tokens, bench.cells)
+    return {
+        "method": REAL,
+        "source": None,
+        "steps": None,
+        "nfe": None,
+        "compass_calls": None,
+        "guide": None,
+        **bench.fields(cell),
+        "length": cell.length,
+        "temperature": None,
+        "top_p": None,
+        "seed": None,
+        "checkpoint": None,
+        "hardware": cell.hardware,
+        "tokens_per_s": None,
+        "texts": cell.texts[: settings.show],
+        "collapsed": False,
+    }
+
+
+def real_cell(settings: MeasureSettings, tokens: Path, cells: Cells) -> Cell:
+    """The first held-out rows as a cell."""
     rows = TokenRows(tokens, "valid")
     count = min(settings.samples, len(rows))
-    texts, kept = [], []
-    for i in range(count):
-        row = torch.from_numpy(rows[i].astype("int64"))[rows.anchor :]
-        kept.append(written(row, rows.end_of_text))
-        texts.append(rows.tokenizer.decode(kept[-1]))
-    found = judged(settings, texts, kept)
-    return {"method": "held-out text", "source": None, "steps": None, "nfe": None, **found, "texts": texts[:1]}
+    key = {"method": REAL, "tokens": file_sha256(tokens / MANIFEST)[:16], "samples": count}
+    return cells.get(key, lambda: read_rows(rows, count, key, settings.device))
 
 
-def judged(settings: MeasureSettings, texts: Sequence[str], rows: Sequence[Tensor]) -> dict[str, Any]:
-    """What the judge and the histograms say."""
-    entropy, low, high = mean_interval(entropy_bits(rows))
-    return {
-        "samples": len(texts),
-        **judge_stories(texts, world_named(settings.world)),
-        "entropy_bits": entropy,
-        "entropy_interval": [low, high],
-    }
+def read_rows(rows: TokenRows, count: int, key: dict[str, Any], device: str) -> Cell:
+    """Held-out rows with their texts, written as a model's are."""
+    import torch
+
+    kept = [rows[i].astype("int64") for i in range(count)]
+    if rows.anchor:
+        ids = [written(torch.from_numpy(row)[rows.anchor :], rows.end_of_text) for row in kept]
+        texts = [rows.tokenizer.decode(row, end=" ¶ ") for row in ids]
+    else:
+        texts = [rows.tokenizer.decode(row, end="\n\n") for row in kept]
+    return Cell(
+        key=key,
+        method=REAL,
+        source=None,
+        steps=None,
+        nfe=None,
+        length=rows.length,
+        anchor=rows.anchor,
+        end_of_text=rows.end_of_text,
+        seconds=0.0,
+        hardware=hardware(pick_device(device)),
+        texts=texts,
+        tokens=[row.tolist() for row in kept],
+    )
 
 
-def written(row: Tensor, end: int) -> Tensor:
-    """A row without the end-of-text at its end, that is its padding."""
-    ends = (row != end).nonzero()
-    return row[: int(ends[-1]) + 1] if len(ends) else row[:0]
+def mark_collapsed(rows: Sequence[dict[str, Any]]) -> None:
+    """Say of every row whether its entropy is more than one bit under held-out text's."""
+    target = next((row["entropy_bits"] for row in rows if row["method"] == REAL), None)
+    for row in rows:
+        row["collapsed"] = target is not None and row["entropy_bits"] < target - COLLAPSE
 
 
 def write_metrics(report: Path, rows: list[dict[str, Any]]) -> Path:

@@ -1,49 +1,218 @@
-"""Tables for the terminal."""
+"""A table that can be shown in the terminal and written as Markdown, LaTeX and JSON.
+
+    table = Table("main", "Main results", [Column("method", "method", "left"), Column("ppl", "PPL", format=".2f")])
+    table.add(method="teacher", ppl=3.1)
+    table.save(Path("runs/demo/report"))       # main.md, main.tex, main.json
+
+A row is a dict; columns pick from it, so the JSON may hold more than is shown. `marks` of a row lists columns to be
+followed by †, the sign of collapsed text; a row with `paper` is quoted from the paper, from models of another scale.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
 
 from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
+from rich.table import Table as RichTable
+
+from tsdfm.engine.manifest import disk, write_json
+
+DAGGER = "†"
+COLLAPSED = f"{DAGGER} collapsed: its entropy is more than one bit under held-out text; such perplexity says little."
+MISSING = "–"
 
 
-def story_table(rows: list[dict[str, Any]]) -> Table:
-    """The demo's table: a row for each method and step count, with 95 % intervals."""
-    table = Table(title="Stories judged by the exact judge of the story world")
-    for name in ("method", "source", "steps", "NFE"):
-        table.add_column(name, justify="left" if name in ("method", "source") else "right")
-    for name in ("valid stories", "perplexity", "NLL / story", "entropy (bits)", "tokens/s"):
-        table.add_column(name, justify="right")
-    for row in rows:
-        low, high = row["valid_interval"]
-        table.add_row(
-            row["method"],
-            row["source"] or "",
-            _number(row["steps"]),
-            _number(row["nfe"]),
-            f"{row['valid']:.3f} [{low:.2f}, {high:.2f}]",
-            f"{row['ppl']:.2f}",
-            f"{row['nll']:.1f}",
-            f"{row['entropy_bits']:.2f}",
-            _number(row.get("tokens_per_s")),
+@dataclass(frozen=True)
+class Column:
+    """What of a row to show. `format` is Python's (`.2f`, `.1%`, `,d`), or `text`."""
+
+    name: str
+    label: str
+    align: Literal["left", "right"] = "right"
+    format: str = "text"
+
+    def show(self, row: Mapping[str, Any]) -> str:
+        """The value of a row as text."""
+        value = row.get(self.name)
+        if value is None:
+            return ""
+        if isinstance(value, float) and not math.isfinite(value):
+            return MISSING
+        text = str(value) if self.format == "text" or isinstance(value, str) else f"{value:{self.format}}"
+        return f"{text}{DAGGER}" if self.name in row.get("marks", ()) else text
+
+
+@dataclass
+class Table:
+    """Rows under columns, with notes below and what made them."""
+
+    name: str
+    title: str
+    columns: list[Column]
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    paper: Mapping[str, Any] | None = None
+    about: dict[str, Any] = field(default_factory=dict)  # command, hardware, seed, samples, judge, …
+
+    def add(self, **row: Any) -> None:
+        """One more row."""
+        self.rows.append(row)
+
+    def footnotes(self) -> list[str]:
+        """The notes, and what † means if it occurs."""
+        marked = any(row.get("marks") and not row.get("paper") for row in self.rows)
+        return [*self.notes, *([COLLAPSED] if marked else []), *made_with(self.about)]
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        columns = [{"name": c.name, "label": c.label, "align": c.align, "format": c.format} for c in self.columns]
+        return {
+            "title": self.title,
+            "columns": columns,
+            "rows": finite(self.rows),
+            "notes": self.footnotes(),
+            "paper": dict(self.paper) if self.paper is not None else None,
+            **self.about,
+        }
+
+    def save(self, folder: Path) -> Path:
+        """Write `<name>.json`, `.md` and `.tex` into `folder`; returns the JSON's path."""
+        write_text(folder / f"{self.name}.md", self.markdown())
+        write_text(folder / f"{self.name}.tex", self.latex())
+        return write_json(folder / f"{self.name}.json", self.plain())
+
+    def rich(self) -> RichTable:
+        """For the terminal; quoted rows are dim."""
+        table = RichTable(title=escape(self.title))
+        for column in self.columns:
+            table.add_column(escape(column.label), justify=column.align)
+        for row in self.rows:
+            style = "dim" if row.get("paper") else None
+            table.add_row(*(escape(c.show(row)) for c in self.columns), style=style)
+        return table
+
+    def show(self, console: Console | None = None) -> None:
+        """Print it, and its notes below."""
+        console = console or Console(width=None if Console().is_terminal else 160)
+        console.print(self.rich())
+        for note in self.footnotes():
+            console.print(note, style="dim", markup=False, highlight=False)
+
+    def markdown(self) -> str:
+        """A pipe table; quoted rows in italics."""
+        head = [markdown_escape(c.label) for c in self.columns]
+        rule = ["---" if c.align == "left" else "---:" for c in self.columns]
+        lines = [f"### {markdown_escape(self.title)}", "", pipes(head), pipes(rule)]
+        for row in self.rows:
+            cells = [markdown_escape(c.show(row)) for c in self.columns]
+            lines.append(pipes([f"*{cell}*" if cell else "" for cell in cells] if row.get("paper") else cells))
+        notes = [f"- {markdown_escape(note)}" for note in self.footnotes()]
+        return "\n".join([*lines, "", *notes]) + "\n"
+
+    def latex(self) -> str:
+        r"""A `table` with a `tabular` in it, for \input; needs no package."""
+        align = "".join("l" if c.align == "left" else "r" for c in self.columns)
+        body = []
+        for row in self.rows:
+            cells = [latex_escape(c.show(row)) for c in self.columns]
+            cells = [rf"\textit{{{cell}}}" if cell else "" for cell in cells] if row.get("paper") else cells
+            body.append(" & ".join(cells) + r" \\")
+        return "\n".join(
+            [
+                r"\begin{table}[ht]",
+                r"\centering\small",
+                rf"\caption{{{latex_escape(self.title)}}}",
+                rf"\label{{tab:tsdfm-{self.name}}}",
+                rf"\begin{{tabular}}{{{align}}}",
+                r"\hline",
+                " & ".join(latex_escape(c.label) for c in self.columns) + r" \\",
+                r"\hline",
+                *body,
+                r"\hline",
+                r"\end{tabular}",
+                *(rf"\par{{\footnotesize {latex_escape(note)}\par}}" for note in self.footnotes()),
+                r"\end{table}",
+                "",
+            ]
         )
-    return table
 
 
-def show(rows: list[dict[str, Any]], console: Console | None = None) -> None:
-    """Print the table, and under it what the settings were."""
-    console = console or Console(width=120)
-    console.print(story_table(rows))
-    made = [row for row in rows if row["steps"] is not None]
-    if made:
-        one = made[0]
-        console.print(
-            f"{one['samples']} texts a row, seed {one['seed']}, temperature {one['temperature']}, "
-            f"top-p {one['top_p']}; judge {one['judge']} (NLL and perplexity with 1/1000 of noise)",
-            style="dim",
-        )
+def finite(value: Any) -> Any:
+    """Plain values with None for what JSON has no number for."""
+    if isinstance(value, Mapping):
+        return {name: finite(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:,.0f}".replace(",", " ")
+def made_with(about: Mapping[str, Any]) -> list[str]:
+    """A line on what the figures are: texts, seed, judge, hardware; and one with the command."""
+    words = [f"{about['samples']} texts a figure"] if about.get("samples") else []
+    words += [f"seed {about['seed']}"] if about.get("seed") is not None else []
+    words += [f"judge {name}" for name in about.get("judge_names", ())]
+    words += [f"on {about['hardware']}"] if about.get("hardware") else []
+    return [line for line in ("; ".join(words), f"command: {about['command']}" if about.get("command") else "") if line]
+
+
+def pipes(cells: Sequence[str]) -> str:
+    """One line of a Markdown table."""
+    return "| " + " | ".join(cells) + " |"
+
+
+def markdown_escape(text: str) -> str:
+    """Text that Markdown shows as it is, also inside a table."""
+    return re.sub(r"([\\`*_{}\[\]<>|#~])", r"\\\1", text).replace("\n", " ")
+
+
+LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "−": "$-$",
+    "–": "--",
+    "†": r"$^\dagger$",
+    "×": r"$\times$",
+    "τ": r"$\tau$",
+    "Δ": r"$\Delta$",
+    "ρ": r"$\rho$",
+    "≥": r"$\geq$",
+    "≤": r"$\leq$",
+    "<": r"$<$",
+    ">": r"$>$",
+    "→": r"$\to$",
+    "·": r"$\cdot$",
+    "±": r"$\pm$",
+    "…": r"\ldots{}",
+    "ε": r"$\varepsilon$",
+    **{c: rf"\{c}" for c in "&%$#_{}"},
+}
+
+
+def latex_escape(text: str) -> str:
+    """Text that LaTeX shows as it is."""
+    parts = [LATEX.get(c, c) for c in text.replace("\n", " ")]
+    for i in range(len(text) - 1):
+        if text[i : i + 2] == "--":
+            parts[i] = "-{}"  # two hyphens, as in a flag, and no dash
+    return "".join(parts)
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Write a text file in one atomic step."""
+    temp = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    with disk(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            temp.write_text(text, encoding="utf-8")
+            temp.replace(path)
+        finally:
+            temp.unlink(missing_ok=True)
+    return path

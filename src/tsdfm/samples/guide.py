@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -14,6 +15,9 @@ from tsdfm.student.midpoint import Energy, policy_from
 from tsdfm.student.navigate import Mover
 from tsdfm.student.settings import NavigateSettings
 from tsdfm.student.stats import Stats
+
+if TYPE_CHECKING:
+    from tsdfm.compass.model import Compass
 
 
 @dataclass(frozen=True)
@@ -37,15 +41,18 @@ class Guide:
 def guide_from(policy: str, compass: Path | None, settings: NavigateSettings, velocity: Velocity) -> Guide | None:
     """The guide that was asked for on the command line; none for `blind`."""
     if policy == "blind":
-        if compass is not None:
-            raise UserError("--compass guides nothing without --guide sequence, token or sequence-to-token")
         return None
     if compass is None:
         if settings.selector != "random":
             raise UserError(f"--guide {policy} needs --compass, or --navigate.selector random")
         return Guide(policy, None, settings)
+    return Guide(policy, compass_for(compass, velocity, "the model to be guided"), settings)
+
+
+def compass_for(path: Path, velocity: Velocity, what: str) -> Compass:
+    """The compass in `path`, if it belongs with the model."""
     from tsdfm.compass.model import load_compass
 
-    found = load_compass(compass, velocity.device)
-    found.match(velocity.spec, "the model to be guided")
-    return Guide(policy, found, settings)
+    found = load_compass(path, velocity.device)
+    found.match(velocity.spec, what)
+    return found

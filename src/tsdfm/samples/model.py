@@ -19,6 +19,7 @@ from tsdfm.nn.velocity import Velocity, load_velocity, run_folder
 from tsdfm.samples.given import given_tokens
 from tsdfm.samples.guide import Guide
 from tsdfm.samples.trajectory import Recorder, Row, Trajectory, pieces_of
+from tsdfm.student.midpoint import Energy
 from tsdfm.student.stats import Stats
 from tsdfm.tokens.tokenizer import Tokenizer, load_tokenizer
 
@@ -68,12 +69,15 @@ class TextModel:
         trajectory: bool = False,
         on_batch: Callable[[int, int], None] | None = None,
         guide: Guide | None = None,
+        compass: Energy | None = None,
     ) -> Samples:
         """Write `n` texts in `steps` network passes each (or along the grid `times`).
 
         Text i depends on the seed and on i alone; `first` numbers the first one, so that a long list can be made in
         parts. `prefix` is kept as it is; `infill` is a template with gaps such as `{5}`. `jump` is `euler` (the plain
         rate, a teacher's default), or `cumulative` (a student's). `guide` navigates every step by a compass.
+        A `trajectory` holds the energy of every state under `compass`, or under the guide's; the scoring that takes
+        is counted neither in `nfe` nor in `compass_calls`.
         """
         if n < 1:
             raise UserError(f"the number of samples must be at least 1, not {n}")
@@ -86,17 +90,18 @@ class TextModel:
         if guide is not None:
             stats = Stats(guide.settings.k)
             leap = guide.around(leap, given[0].to(self.velocity.device) if given else None, stats)
+        scorer = compass or (guide.compass if guide else None)
         begin = time.perf_counter()
         for start in range(0, n, size):
             numbers = torch.arange(first + start, first + min(n, start + size), device=self.velocity.device)
-            recorder = Recorder() if trajectory else None
+            recorder = Recorder(scorer.energy if scorer else None) if trajectory else None
             parts.append(self._solve(numbers, points, seed, given, temperature, top_p, leap, recorder))
             rows += recorder.rows(given[0] if given else None) if recorder else []
             if on_batch is not None:
                 on_batch(min(n, start + size), n)
         seconds = time.perf_counter() - begin
         tokens = torch.cat(parts)
-        made = self._trajectory(rows, len(points) - 1, seed) if trajectory else None
+        made = self._trajectory(rows, len(points) - 1, seed, guide, scorer) if trajectory else None
         return Samples(
             texts=self.texts(tokens),
             tokens=tokens,
@@ -164,7 +169,9 @@ class TextModel:
             kept.pop()
         return self.tokenizer.decode(kept, end=" ¶ ")
 
-    def _trajectory(self, rows: list[Row], steps: int, seed: int) -> Trajectory:
+    def _trajectory(
+        self, rows: list[Row], steps: int, seed: int, guide: Guide | None, scorer: Energy | None
+    ) -> Trajectory:
         return Trajectory(
             method=self.method,
             source=self.velocity.spec.source,
@@ -176,6 +183,8 @@ class TextModel:
             end_of_text=self.tokenizer.end_of_text,
             pieces=pieces_of(rows, self.tokenizer),
             rows=tuple(rows),
+            guide=guide.policy if guide else None,
+            compass=str(getattr(scorer, "sha256", "unnamed"))[:16] if scorer else None,
         )
 
 

@@ -10,13 +10,19 @@ from rich.console import Console
 from rich.progress import Progress
 
 from tsdfm.engine.manifest import disk
-from tsdfm.samples.guide import guide_from
+from tsdfm.errors import UserError
+from tsdfm.samples.guide import compass_for, guide_from
 from tsdfm.samples.model import Samples, TextModel, load
 from tsdfm.samples.settings import SampleSettings
 
 
 def run(settings: SampleSettings) -> Samples:
     """Sample, show and save."""
+    if settings.compass is not None and settings.guide == "blind" and not settings.watched:
+        raise UserError(
+            "--compass guides nothing without --guide sequence, token or sequence-to-token, "
+            "and scores nothing without --save-trajectory or --live"
+        )
     model = load(settings.model, settings.device, which=settings.weights, choose=settings.checkpoint)
     samples = generate(model, settings)
     if settings.out is not None:
@@ -40,6 +46,10 @@ def run(settings: SampleSettings) -> Samples:
 
 def generate(model: TextModel, settings: SampleSettings) -> Samples:
     """The texts, with a progress bar on a terminal."""
+    guide = guide_from(settings.guide, settings.compass, settings.navigate, model.velocity)
+    scorer = None
+    if settings.compass is not None and guide is None:
+        scorer = compass_for(settings.compass, model.velocity, "the model to be scored")
     with Progress(console=Console(stderr=True), transient=True, disable=not Console(stderr=True).is_terminal) as bar:
         job = bar.add_task(f"{settings.steps} passes", total=settings.n)
         return model.sample(
@@ -52,9 +62,10 @@ def generate(model: TextModel, settings: SampleSettings) -> Samples:
             top_p=settings.top_p,
             jump=settings.jump,
             batch=settings.batch,
-            trajectory=settings.live or settings.save_trajectory is not None,
+            trajectory=settings.watched,
             on_batch=lambda done, _: bar.update(job, completed=done),
-            guide=guide_from(settings.guide, settings.compass, settings.navigate, model.velocity),
+            guide=guide,
+            compass=scorer,
         )
 
 

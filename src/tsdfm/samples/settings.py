@@ -24,7 +24,7 @@ class SampleSettings:
     top_p: float = option(1.0, "keep the most likely tokens up to this share of the probability")
     jump: Literal["auto", "euler", "cumulative"] = option("auto", "euler for a teacher, cumulative for a student")
     guide: PolicyName = option("blind", "navigate every step by a compass: sequence, token or sequence-to-token")
-    compass: Path | None = option(None, "the compass's run, for --guide")
+    compass: Path | None = option(None, "the compass's run: for --guide, or for the energies of a trajectory")
     weights: Literal["ema", "model"] = option("ema", "averaged or plain weights")
     checkpoint: Literal["newest", "best"] = option("newest", "which checkpoint of a run")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
@@ -33,3 +33,8 @@ class SampleSettings:
     live: bool = option(False, "replay the texts appearing step by step in the terminal")
     save_trajectory: Path | None = option(None, "write the trajectory, for the viewers, to this file")
     navigate: NavigateSettings = option(NavigateSettings(), "navigation, for --guide")
+
+    @property
+    def watched(self) -> bool:
+        """Is every step kept?"""
+        return self.live or self.save_trajectory is not None

@@ -4,14 +4,19 @@ The states are stored as a start and the changes of each step. The texts of the 
 that a viewer needs neither the tokenizer nor a network; [MASK] and end-of-text have symbols of their own.
 
     {"format": 1, "method": "teacher", "source": "mask", "steps": 8, "nfe": 8, "seed": 0, "vocab": 564, "mask": 564,
-     "end_of_text": 563, "pieces": {"12": "the"},
-     "rows": [{"given": [0], "start": [564, …], "steps": [{"t": 0.0, "h": 0.125, "changes": [[3, 12], …],
-                                                          "confidence": 0.41}]}]}
+     "end_of_text": 563, "guide": null, "compass": "9f0c…", "pieces": {"12": "the"},
+     "rows": [{"given": [0], "start": [564, …], "energy": 3.1,
+               "steps": [{"t": 0.0, "h": 0.125, "changes": [[3, 12], …], "replaced": [], "confidence": 0.41,
+                          "energy": 2.7}]}]}
+
+`energy` (in a row, of its first state; in a step, of the state after it), `compass` and `guide` are there only if a
+compass scored the states or a policy guided them. `replaced` repeats, for readers that do not replay the states, which
+changes hit a token that had been written before; files without it are read all the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,12 +33,26 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Change:
-    """One step of one text: its time and size, the tokens that changed, and how sure the model was."""
+    """One step of one text: its time and size, the tokens that changed, how sure the model was, the energy after."""
 
     t: float
     h: float
     changes: tuple[tuple[int, int], ...]
     confidence: float
+    energy: float | None = None
+
+
+@dataclass(frozen=True)
+class State:
+    """A text at one moment: what has just been written where noise was, what was rewritten, and what is noise still."""
+
+    time: float
+    tokens: tuple[int, ...]
+    new: frozenset[int]
+    replaced: frozenset[int]
+    noise: frozenset[int]
+    confidence: float | None
+    energy: float | None
 
 
 @dataclass(frozen=True)
@@ -43,6 +62,7 @@ class Row:
     start: tuple[int, ...]
     given: tuple[int, ...]
     steps: tuple[Change, ...]
+    energy: float | None = None
 
     def states(self) -> Iterator[tuple[tuple[int, ...], frozenset[int]]]:
         """Every state in turn, with the positions that have just changed (none for the first)."""
@@ -52,6 +72,20 @@ class Row:
             for position, token in step.changes:
                 now[position] = token
             yield tuple(now), frozenset(position for position, _ in step.changes)
+
+    def replay(self, mask: int | None = None) -> Iterator[State]:
+        """Every state with its marks. A change is new where the start's noise (or a mask) was, and else a replacement.
+
+        A token that becomes [MASK] again counts as replaced, and its place as noise.
+        """
+        noise = set(range(len(self.start))) - set(self.given)
+        yield State(0.0, self.start, frozenset(), frozenset(), frozenset(noise), None, self.energy)
+        for (tokens, changed), step in zip(list(self.states())[1:], self.steps, strict=True):
+            erased = {place for place in changed if mask is not None and tokens[place] == mask}
+            new = (changed & noise) - erased
+            noise = (noise - changed) | erased
+            marks = frozenset(new), frozenset(changed - new), frozenset(noise)
+            yield State(step.t + step.h, tokens, *marks, step.confidence, step.energy)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,20 +102,14 @@ class Trajectory:
     end_of_text: int
     pieces: dict[int, str]
     rows: tuple[Row, ...]
+    guide: str | None = None  # the policy that navigated every step
+    compass: str | None = None  # the hash of the weights that gave the energies
 
     def save(self, path: Path) -> Path:
         """Write the file in one atomic step."""
-        rows = [
-            {
-                "given": row.given,
-                "start": row.start,
-                "steps": [
-                    {"t": s.t, "h": s.h, "changes": s.changes, "confidence": round(s.confidence, 4)} for s in row.steps
-                ],
-            }
-            for row in self.rows
-        ]
         head = {name: getattr(self, name) for name in HEAD}
+        head |= {name: value for name in MAY if (value := getattr(self, name)) is not None}
+        rows = [_plain(row, self.mask) for row in self.rows]
         return write_json(path, {"format": FORMAT, **head, "pieces": self.pieces, "rows": rows})
 
     @staticmethod
@@ -93,42 +121,81 @@ class Trajectory:
                 f"{path} is no trajectory this version reads: make it with `tsdfm sample --save-trajectory`"
             )
         try:
-            return Trajectory(
+            made = Trajectory(
                 **{name: plain[name] for name in HEAD},
+                guide=plain.get("guide"),
+                compass=plain.get("compass"),
                 pieces={int(token): text for token, text in plain["pieces"].items()},
                 rows=tuple(_row(row) for row in plain["rows"]),
             )
+            if any(len(row.steps) != made.steps for row in made.rows):
+                raise ValueError(f"a row has not the {made.steps} steps of the others")
+            return made
         except (AttributeError, KeyError, TypeError, ValueError) as problem:
             raise UserError(f"{path} is damaged ({problem!r}): make it again") from None
 
 
 HEAD = ("method", "source", "steps", "nfe", "seed", "vocab", "mask", "end_of_text")
+MAY = ("guide", "compass")
+
+
+def _plain(row: Row, mask: int | None) -> dict[str, Any]:
+    """A row as the file has it."""
+    steps = []
+    for step, state in zip(row.steps, list(row.replay(mask))[1:], strict=True):
+        plain = {"t": step.t, "h": step.h, "changes": step.changes, "replaced": sorted(state.replaced)}
+        steps.append({**plain, "confidence": round(step.confidence, 4), **_energy(step.energy)})
+    return {"given": row.given, "start": row.start, **_energy(row.energy), "steps": steps}
+
+
+def _energy(value: float | None) -> dict[str, float]:
+    return {} if value is None else {"energy": round(value, 4)}
 
 
 def _row(plain: dict[str, Any]) -> Row:
     steps = (
-        Change(s["t"], s["h"], tuple((int(p), int(token)) for p, token in s["changes"]), s["confidence"])
+        Change(
+            float(s["t"]),
+            float(s["h"]),
+            tuple((int(p), int(token)) for p, token in s["changes"]),
+            float(s["confidence"]),
+            _number(s.get("energy")),
+        )
         for s in plain["steps"]
     )
-    row = Row(tuple(map(int, plain["start"])), tuple(map(int, plain["given"])), tuple(steps))
+    start, given = tuple(map(int, plain["start"])), tuple(map(int, plain["given"]))
+    row = Row(start, given, tuple(steps), _number(plain.get("energy")))
     places = {*row.given, *(place for step in row.steps for place, _ in step.changes)}
     if places and not 0 <= min(places) <= max(places) < len(row.start):
         raise ValueError(f"a position outside the {len(row.start)} of the row")
     return row
 
 
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
 @dataclass
 class Recorder:
-    """An `on_step` callback that keeps the states of each step on the CPU."""
+    """An `on_step` callback that keeps the states of each step on the CPU, and their energies [B] if it can."""
 
+    energy: Callable[[Tensor], Tensor] | None = None
     start: Tensor | None = None
-    seen: list[tuple[float, float, Tensor, Tensor, Tensor]] = field(default_factory=list)
+    first: list[float] | None = None
+    seen: list[tuple[float, float, Tensor, Tensor, Tensor, list[float] | None]] = field(default_factory=list)
 
     def __call__(self, step: Step) -> None:
         if self.start is None:
-            self.start = step.before.cpu()
+            self.start, self.first = step.before.cpu(), self._energies(step.before)
         sure = step.logits.float().softmax(-1).amax(-1).mean(-1)  # [B]: the mean of the largest probabilities
-        self.seen.append((step.t, step.h, step.before.cpu(), step.after.cpu(), sure.cpu()))
+        after = step.after.cpu()
+        self.seen.append((step.t, step.h, step.before.cpu(), after, sure.cpu(), self._energies(step.after)))
+
+    def _energies(self, states: Tensor) -> list[float] | None:
+        if self.energy is None:
+            return None
+        found: list[float] = self.energy(states).double().tolist()
+        return found
 
     def rows(self, given: Tensor | None) -> list[Row]:
         """What was seen, text by text."""
@@ -137,10 +204,11 @@ class Recorder:
         out = []
         for i in range(len(self.start)):
             steps = tuple(
-                Change(t, h, _changes(before[i], after[i]), float(sure[i])) for t, h, before, after, sure in self.seen
+                Change(t, h, _changes(before[i], after[i]), float(sure[i]), energy[i] if energy else None)
+                for t, h, before, after, sure, energy in self.seen
             )
             held = () if given is None else tuple(given.nonzero().flatten().tolist())
-            out.append(Row(tuple(self.start[i].tolist()), held, steps))
+            out.append(Row(tuple(self.start[i].tolist()), held, steps, self.first[i] if self.first else None))
         return out
 
 

@@ -13,20 +13,30 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tsdfm import kernels
+from tsdfm.kernels import rows
+from tsdfm.kernels.head import Head, padded
+
 ROOM = {"cpu": 1 << 21, "cuda": 1 << 25}  # logits of one chunk
+FAST_ROWS = 2048  # positions of a chunk where kernels work on it: nothing but the bf16 logits is ever made
+WIDE_SUMS = False  # add chunks of the head's gradient inside the product, in float32
 
 Found = tuple[Tensor, Tensor | None]
 """Losses [n], and their gradients by the logits [n, V] where those are asked for."""
 
 
 class Objective(Protocol):
-    """The loss of a chunk `part` of positions from the student's logits [n, V], which it may use up."""
+    """The loss of a chunk `part` of positions from the student's logits [n, V], which it may use up.
+
+    An objective may also have `by_kernel(logits [n, V'], part, scale [n], columns, gradient) → losses [n]`, which
+    leaves the gradients times `scale` in the logits' place, and `has_kernel`, which says whether it can.
+    """
 
     def __call__(self, logits: Tensor, part: slice, gradient: bool) -> Found: ...
 
@@ -43,6 +53,7 @@ class Target:
     shares: Sequence[float]
     weight: Tensor
     bias: Tensor | None
+    head: Head | None = None  # the same head padded, for kernels
 
     def log_p(self, part: slice) -> Tensor:
         """log p of a chunk [n, V], float32 or better; the products run in the dtype of the head's weight."""
@@ -62,6 +73,15 @@ class Divergence:
     target: Target
     reverse: bool = False
 
+    @property
+    def has_kernel(self) -> bool:
+        return len(self.target.hidden) == 1 and self.target.head is not None
+
+    def by_kernel(self, logits: Tensor, part: slice, scale: Tensor, columns: int, gradient: bool) -> Tensor:
+        assert self.target.head is not None
+        theirs = self.target.head.whole(self.target.hidden[0][part])
+        return rows.divergence(logits, theirs, scale, columns, reverse=self.reverse, gradient=gradient)
+
     def __call__(self, logits: Tensor, part: slice, gradient: bool) -> Found:
         log_q, log_p = logits.log_softmax(-1), self.target.log_p(part)
         if not self.reverse:
@@ -79,6 +99,10 @@ class CrossEntropy:
     """−log q(x_1); x_1 [N]."""
 
     x_1: Tensor
+    has_kernel: ClassVar[bool] = True
+
+    def by_kernel(self, logits: Tensor, part: slice, scale: Tensor, columns: int, gradient: bool) -> Tensor:
+        return rows.tokens(logits, self.x_1[part], None, scale, columns, gradient=gradient)
 
     def __call__(self, logits: Tensor, part: slice, gradient: bool) -> Found:
         log_q, x_1 = logits.log_softmax(-1), self.x_1[part, None]
@@ -95,6 +119,10 @@ class GeneralisedKL:
 
     x_1: Tensor
     x_t: Tensor
+    has_kernel: ClassVar[bool] = True
+
+    def by_kernel(self, logits: Tensor, part: slice, scale: Tensor, columns: int, gradient: bool) -> Tensor:
+        return rows.tokens(logits, self.x_1[part], self.x_t[part], scale, columns, gradient=gradient)
 
     def __call__(self, logits: Tensor, part: slice, gradient: bool) -> Found:
         log_q, x_1, x_t = logits.log_softmax(-1), self.x_1[part, None], self.x_t[part, None]
@@ -136,6 +164,9 @@ class _Fused(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, objective: Objective, scale: Tensor, grad: bool
     ) -> Tensor:
         dtype, columns = compute_dtype(hidden), weight.shape[0]
+        if getattr(objective, "has_kernel", False) and kernels.on(hidden, "rows"):
+            ctx.made, found = _by_kernel(hidden, padded(weight, bias, dtype), weight.dtype, objective, scale, grad)
+            return found
         total = torch.zeros((), dtype=torch.float64, device=hidden.device)
         small, offset = _cast(weight, dtype), _cast(bias, dtype)
         made = [torch.zeros_like(x) if grad and x is not None else None for x in (hidden, weight, bias)]
@@ -155,6 +186,46 @@ class _Fused(torch.autograd.Function):
     def backward(ctx: Any, *by_loss: Tensor) -> Any:
         made = [None if x is None else x * by_loss[0].to(x.dtype) for x in ctx.made]
         return (*made, None, None, None)
+
+
+def _by_kernel(
+    hidden: Tensor, head: Head, dtype: torch.dtype, objective: Any, scale: Tensor, grad: bool
+) -> tuple[list[Tensor | None], Tensor]:
+    """The chunks with kernels: gradients of hidden state, weight and bias (or Nones), and the loss.
+
+    Logits and their gradients share one buffer in the dtype of the products; the weight's gradient is summed in
+    float32.
+    """
+    columns, x = head.columns, hidden.detach().to(head.weight.dtype)
+    weights = scale.to(torch.float32)
+    total = torch.zeros((), dtype=torch.float64, device=hidden.device)
+    by_hidden = torch.empty_like(x) if grad else None
+    by_weight = torch.zeros(head.weight.shape, dtype=torch.float32, device=x.device) if grad else None
+    by_bias = torch.zeros(len(head.weight), device=x.device) if grad and head.bias is not None else None
+    with torch.autocast(hidden.device.type, enabled=False):
+        for first in range(0, len(x), FAST_ROWS):
+            part = slice(first, min(first + FAST_ROWS, len(x)))
+            logits = head.whole(x[part])
+            total += (objective.by_kernel(logits, part, weights[part], columns, grad) * scale[part]).sum()
+            if by_hidden is not None and by_weight is not None:
+                torch.mm(logits, head.weight, out=by_hidden[part])
+                _add_product(by_weight, logits.T, x[part])
+            if by_bias is not None:
+                by_bias += logits.sum(0, dtype=torch.float32)
+    made = [
+        None if by_hidden is None else by_hidden.to(hidden.dtype),
+        None if by_weight is None else by_weight[:columns].to(dtype),
+        None if by_bias is None else by_bias[:columns].to(dtype),
+    ]
+    return made, total.to(torch.float32)
+
+
+def _add_product(into: Tensor, a: Tensor, b: Tensor) -> None:
+    """into [V', D] float32 += a @ b; with `WIDE_SUMS` the product is never rounded to bf16 on its way."""
+    if WIDE_SUMS and into.is_cuda and a.dtype != torch.float32:
+        torch.addmm(into, a, b, out_dtype=torch.float32, out=into)
+    else:
+        into += a @ b
 
 
 def _fold(made: list[Tensor | None], part: slice, by_logits: Tensor, x: Tensor, weight: Tensor) -> None:

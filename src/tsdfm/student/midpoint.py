@@ -19,16 +19,20 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from tsdfm import kernels
 from tsdfm.errors import UserError
 from tsdfm.flow import Noise, RowNoise, Schedule, Source, uniform
+from tsdfm.kernels.noise import QuietNoise
 from tsdfm.student.navigate import (
     Mover,
+    Survey,
     candidates,
     hop,
     mean_entropy,
     refine,
     safeguard,
     select,
+    survey,
     temperatures,
 )
 from tsdfm.student.settings import NavigateSettings
@@ -94,6 +98,7 @@ class Scene:
     rows: Tensor
     free: Tensor
     uniforms: Callable[..., Tensor]
+    survey: Survey | None = None
 
 
 @dataclass(frozen=True)
@@ -121,14 +126,22 @@ class Navigated(Blind):
         if self.stats is not None:
             self.stats.midpoints += len(x_t)
         if len(rows):
-            scene = Scene(x_t, logits, t, h, rows, free, own_uniforms(noise, rows, call, x_t.device))
+            uniforms = own_uniforms(noise, rows, call, x_t.device)
+            scene = Scene(x_t, logits, t, h, rows, free, uniforms, self._survey(logits, rows, uniforms))
             x[rows] = self._navigate(scene, x[rows], probe)
         return x
+
+    def _survey(self, logits: Tensor, rows: Tensor, uniforms: Callable[..., Tensor]) -> Survey | None:
+        """One read of the navigated rows' logits for entropy, argmax, confidence and the refinement's draw."""
+        if not kernels.on(logits, "draw"):
+            return None
+        lots = uniforms(REFINE, (len(rows), logits.shape[1], 2))[..., 0] if self.refines else None
+        return survey(logits, rows, lots)
 
     def _navigate(self, scene: Scene, blind: Tensor, probe: bool) -> Tensor:
         """Algorithm 1 for the rows above τ; `blind` [n, L] are their blind jumps, where those were made."""
         best, energy = self._explore(scene) if self.explores else (blind, self._score(blind))
-        self._count(navigated=len(best), jumped=(best != scene.x_t[scene.rows]).sum())
+        self._count(best, navigated=len(best), jumped=(best != scene.x_t[scene.rows]).sum())
         if self.refines:
             best, energy = self._refine(scene, best, energy)
         if probe:
@@ -138,7 +151,9 @@ class Navigated(Blind):
     def _explore(self, scene: Scene) -> tuple[Tensor, Tensor | None]:
         """The sequence phase: the chosen candidate [n, L] of each row, and its energy [n]."""
         settings, rows, logits = self.settings, scene.rows, scene.logits
-        entropy = mean_entropy(logits, rows) if settings.delta_t > 0 else None
+        entropy = None
+        if settings.delta_t > 0:
+            entropy = mean_entropy(logits, rows) if scene.survey is None else scene.survey.entropy.mean(-1)
         warmth = near(temperatures(entropy, len(rows), logits.shape[-1], settings), logits)
         u = scene.uniforms(CANDIDATES, (len(rows), settings.k, logits.shape[1], 2))
         energies: Tensor | None
@@ -187,14 +202,15 @@ class Navigated(Blind):
     def _refine(self, scene: Scene, best: Tensor, energy: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The token phase and its safeguard."""
         s, u = scene, scene.uniforms(REFINE, (*best.shape, 2))
-        refined = refine(s.x_t, best, s.logits, s.t, s.h, s.rows, u, s.free, self.schedule, self.settings)
+        refined = refine(s.x_t, best, s.logits, s.t, s.h, s.rows, u, s.free, self.schedule, self.settings, s.survey)
         after = self._score(refined)
         if energy is None or after is None:  # the random control: no questions asked
-            self._count(refined=len(best), accepted=len(best), replaced=(refined != best).sum())
+            self._count(best, refined=len(best), accepted=len(best), replaced=(refined != best).sum())
             return refined, None
         kept, accepted = safeguard(best, energy, refined, after, self.settings.epsilon)
         change = (after - energy).double()
         self._count(
+            best,
             refined=len(best),
             accepted=accepted.sum(),
             replaced=(refined != best).sum(),
@@ -210,7 +226,9 @@ class Navigated(Blind):
         flat = states.reshape(-1, states.shape[-1])
         if self.stats is not None:
             self.stats.scored += len(flat)
-        self._count(scored=len(flat))
+        self._count(flat, scored=len(flat))
+        if flat.is_cuda and len(flat) == 1:  # a batch of one would be compiled on its own
+            return self.compass.energy(flat.repeat(2, 1))[:1].view(states.shape[:-1])
         return self.compass.energy(flat).view(states.shape[:-1])
 
     def _probe(self, blind: Tensor, navigated: Tensor, energy: Tensor | None) -> None:
@@ -221,16 +239,22 @@ class Navigated(Blind):
         before = self.compass.energy(blind)
         self.stats.add(probed=len(blind), energy_blind=before.double().sum(), energy_navigated=found.double().sum())
 
-    def _count(self, **values: Tensor | int) -> None:
-        if self.stats is not None:
-            self.stats.add(**values)
+    def _count(self, beside: Tensor, **values: Tensor | int) -> None:
+        if self.stats is None:
+            return
+        # whole numbers become tensors beside the others: moving them there later would make the host wait
+        made = {
+            name: torch.full((), value, dtype=torch.float64, device=beside.device) if isinstance(value, int) else value
+            for name, value in values.items()
+        }
+        self.stats.add(**made)
 
     def _count_candidates(self, states: Tensor, energies: Tensor | None, pick: Tensor) -> None:
         if self.stats is None:
             return
         k = states.shape[1]
         picks = (pick[:, None] == torch.arange(k, device=pick.device)).sum(0)
-        self.stats.add(picks=picks, diversity=diversity(states).sum())
+        self._count(states, picks=picks, diversity=diversity(states).sum())
         if energies is not None:
             high = torch.where(energies.isfinite(), energies, -torch.inf).amax(-1)
             self.stats.add(spread=(high - energies.amin(-1)).double().sum())
@@ -280,7 +304,7 @@ def own_uniforms(noise: Noise, rows: Tensor, call: int, device: torch.device) ->
     numbers = noise.rows[rows.to(noise.rows.device)]
 
     def draw(use: int, shape: tuple[int, ...]) -> Tensor:
-        own = RowNoise(noise.seed, numbers, noise.stream + STREAM)
+        own = QuietNoise(noise.seed, numbers, noise.stream + STREAM)
         own.draws = call * USES + use
         return uniform(own, shape, device)
 
@@ -290,10 +314,14 @@ def own_uniforms(noise: Noise, rows: Tensor, call: int, device: torch.device) ->
 def diversity(states: Tensor) -> Tensor:
     """The share of positions at which two of K candidates [n, K, L] differ, over all pairs, [n]."""
     k = states.shape[1]
-    shares = [(states[:, a] != states[:, b]).double().mean(-1) for a in range(k) for b in range(a)]
-    return torch.stack(shares).mean(0) if shares else torch.zeros(len(states), dtype=torch.float64)
+    if k == 1:
+        return torch.zeros(len(states), dtype=torch.float64, device=states.device)
+    differ = [states[:, a, None] != states[:, :a] for a in range(1, k)]
+    return torch.cat(differ, dim=1).double().mean(-1).T.contiguous().mean(0)
 
 
 def near(value: Tensor, other: Tensor) -> Tensor:
-    """`value` on the device of `other`."""
+    """`value` on the device of `other`; from pinned memory, as the host would else wait for the copy."""
+    if other.is_cuda and not value.is_cuda and value.numel():
+        value = value.pin_memory()
     return value.to(other.device, non_blocking=True)

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from tsdfm.flow import Jump, Schedule, draw
+from tsdfm import kernels
+from tsdfm.flow import CumulativeJump, EulerJump, Jump, Schedule, draw
+from tsdfm.kernels.draw import one_pass
 from tsdfm.student.settings import NavigateSettings
 
 ROOM = {"cpu": 1 << 21, "cuda": 1 << 25}  # logits worked on at once
@@ -62,6 +64,8 @@ def candidates(
     x, t, h = x_t[rows], t[rows], h[rows]
     can = u[..., 0] < jump.leave(x, torch.ones_like(x, dtype=torch.float64), t, h)[:, None]
     can &= free.expand_as(x_t)[rows][:, None]
+    if kernels.on(logits, "draw") and type(jump) in (CumulativeJump, EulerJump):
+        return _candidates_at_once(jump, x, logits, t, h, rows, temperature, u, can)
     out = x[:, None].expand(-1, u.shape[1], -1).clone()
     n, c, l = can.nonzero(as_tuple=True)
     for part in pieces(len(n), logits.shape[-1], logits.device):
@@ -72,6 +76,75 @@ def candidates(
             shaped = wide / temperature[i, j].to(wide.dtype)[:, None]
         out[i, j, k] = jump.move(x[i, k][:, None], shaped[:, None], t[i], h[i], u[i, j, k][:, None])[:, 0]
     return out
+
+
+def _candidates_at_once(
+    jump: Mover,
+    x: Tensor,
+    logits: Tensor,
+    t: Tensor,
+    h: Tensor,
+    rows: Tensor,
+    temperature: Tensor | None,
+    u: Tensor,
+    can: Tensor,
+) -> Tensor:
+    """`candidates` by one read of each logits row at which any of them `can` [n, K, L] move; the host never waits.
+
+    x [n, L], t and h [n] are the navigated rows' own.
+    """
+    (n, k, length), flat = can.shape, logits.flatten(0, 1)
+    place = _places(rows, length)
+    beta = torch.ones(n, k, device=x.device) if temperature is None else (1.0 / temperature).float()
+    found = one_pass(
+        flat,
+        x.flatten(),
+        beta[:, None].expand(n, length, k).reshape(-1, k),
+        u[..., 1].transpose(1, 2).reshape(-1, k),
+        at=place,
+        need=can.any(1).flatten(),
+    )
+    tokens, p_other = (value.view(n, length, k).transpose(1, 2) for value in (found.tokens, found.p_other))
+    each = x[:, None].expand(n, k, length).reshape(n * k, length)
+    t, h = (value[:, None].expand(n, k).flatten() for value in (t, h))
+    leave = jump.leave(each, p_other.reshape(n * k, length), t, h)
+    return torch.where(can & (u[..., 0] < leave.view(n, k, length)), tokens, x[:, None])
+
+
+def _places(rows: Tensor, length: int) -> Tensor:
+    """Where the positions of states `rows` [n] lie in [B·L] flat rows of logits, [n·L]."""
+    return (rows[:, None] * length + torch.arange(length, device=rows.device)).flatten()
+
+
+class Survey(NamedTuple):
+    """What one read of the logits of n states says of each position, [n, L]: the entropy and largest probability of p,
+    its token, and a draw from p (token 0 where none was asked for)."""
+
+    entropy: Tensor
+    confidence: Tensor
+    top: Tensor
+    fresh: Tensor
+
+
+def survey(logits: Tensor, rows: Tensor, u: Tensor | None) -> Survey:
+    """Read the states `rows` [n] of logits [B, L, V] once; u [n, L] are the uniforms of the draw."""
+    length, vocab = logits.shape[1:]
+    place = _places(rows, length)
+    nothing = torch.empty(len(place), 0, device=logits.device)
+    found = one_pass(
+        logits.flatten(0, 1),
+        torch.full_like(place, vocab),
+        nothing,
+        nothing,
+        None if u is None else u.flatten(),
+        at=place,
+        stats=True,
+    )
+    assert found.entropy is not None
+    assert found.confidence is not None
+    assert found.top is not None
+    fresh = torch.zeros_like(found.top) if found.fresh is None else found.fresh
+    return Survey(*(x.view(-1, length) for x in (found.entropy, found.confidence, found.top, fresh)))
 
 
 def mean_entropy(logits: Tensor, rows: Tensor) -> Tensor:
@@ -146,11 +219,13 @@ def refine(
     free: Tensor,
     schedule: Schedule,
     settings: NavigateSettings,
+    known: Survey | None = None,
 ) -> Tensor:
     """Lines 14–19: the selected states best [n, L] with some tokens replaced by a fresh draw from p, x_t included.
 
     u [n, L, 2]: the draw, and whether it replaces. Refine `jumped` leaves alone what has not jumped, and never takes a
-    jump back: as many positions differ from x_t afterwards as before.
+    jump back: as many positions differ from x_t afterwards as before. What a survey (by u[…, 0]) has `known` is not
+    worked out again.
     """
     x, t, h = x_t[rows], t[rows].double(), h[rows]
     base = base_probability(t, h, schedule)
@@ -159,6 +234,13 @@ def refine(
     can = (u[..., 1] < most[:, None]) & free.expand_as(x_t)[rows]
     if settings.refine == "jumped":
         can &= best != x
+    if known is not None:
+        align = (known.fresh == known.top).double() - (best == known.top).double()
+        chance = replacement(base[:, None], align, known.confidence, t[:, None], settings)
+        taken = can & (known.fresh != best) & (u[..., 1] < chance)
+        if settings.refine == "jumped":
+            taken &= known.fresh != x
+        return torch.where(taken, known.fresh, best)
     out = best.clone()
     n, l = can.nonzero(as_tuple=True)
     for part in pieces(len(n), logits.shape[-1], logits.device):

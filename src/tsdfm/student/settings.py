@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from tsdfm.compass.settings import RatioSettings
 from tsdfm.engine.settings import LoopSettings, OptimSettings
 from tsdfm.errors import UserError
 from tsdfm.settings import option, required
@@ -78,6 +79,23 @@ class StudentOptim(OptimSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RefreshSettings:
+    """A compass that learns on from the student's own jumps (beyond the paper)."""
+
+    every: int = option(0, "steps between updates of the compass; 0 leaves it frozen, as the paper does")
+    lr: float = option(3e-4, "learning rate of the updates")
+    ratio: RatioSettings = option(
+        RatioSettings(), "the objective: the true next state against the semi-teacher's jumps"
+    )
+
+    def __post_init__(self) -> None:
+        if self.every < 0 or not self.lr > 0:
+            raise UserError("refresh.every may not be negative, and refresh.lr must be above 0")
+        if self.ratio.proposer is not None:
+            raise UserError("refresh has the semi-teacher for its proposer: leave refresh.ratio.proposer out")
+
+
+@dataclass(frozen=True, kw_only=True)
 class StudentSettings:
     """The student stage: a few-step model distilled from itself, by blind (FS-DFM) or navigated midpoints (TS-DFM)."""
 
@@ -106,6 +124,7 @@ class StudentSettings:
     resume: bool = option(False, "go on from the newest checkpoint in --out")
     allow_changed: bool = option(False, "resume although tokens, init_from, teacher or compass have changed")
     navigate: NavigateSettings = option(NavigateSettings(), "navigation, for every policy but blind")
+    refresh: RefreshSettings = option(RefreshSettings(), "a compass that keeps up with the student")
     loop: StudentLoop = option(StudentLoop(), "the training loop")
     optim: StudentOptim = option(StudentOptim(), "the optimiser")
 
@@ -118,6 +137,10 @@ class StudentSettings:
             raise UserError(f"dropout must be at least 0 and below 1, not {self.dropout}")
         if self.needs_compass and self.compass is None:
             raise UserError(f"policy {self.policy} needs --compass, or --navigate.selector random")
+        if self.refresh.every and not self.needs_compass:
+            raise UserError("refresh.every refreshes a compass: it needs a policy that asks one")
+        if self.refresh.every and self.loop.parallel == "fsdp":
+            raise UserError("refresh.every works with one process or ddp, not with fsdp")
 
     @property
     def needs_compass(self) -> bool:

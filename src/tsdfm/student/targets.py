@@ -12,13 +12,14 @@ logits is the head of the averaged hidden states: only hidden states are kept, a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
+from tsdfm import kernels
 from tsdfm.flow import Noise
+from tsdfm.kernels.head import Head, padded
 from tsdfm.student.fused import Target, compute_dtype
 from tsdfm.student.midpoint import Policy, near
 
@@ -54,37 +55,86 @@ def target_of(
     estimator: Estimator,
     average: str = "logits",
     anchor: int = 0,
+    rows: int | None = None,
 ) -> Target:
     """The target for states x_t [B, L] at t [B] over h [B] (best on the host, in float64), as one list of positions.
 
-    The first `anchor` positions of every row are left out.
+    The first `anchor` positions of every row are left out. Only the first `rows` are wanted (none: all, and `noise` is
+    theirs): others keep the batch at one size, so that a compiled semi-teacher is compiled once; they do not move.
     """
+    rows = len(x_t) if rows is None else rows
     x, half, kept = x_t, h / 2, list[Tensor]()
     last = len(estimator.times) - 1
+    heads = Heads(copy=isinstance(semi, FSDPModule))
     for stage, (time, share) in enumerate(zip(estimator.times, estimator.shares, strict=True)):
-        hidden, out = _stage(semi, x, t + time * h, half, last=stage == last)
-        hidden = hidden[:, anchor:].flatten(0, 1)
+        hidden, logits = _stage(semi, x, t + time * h, half, heads, last=stage == last)
+        hidden = hidden[:rows, anchor:].flatten(0, 1)
         if average == "probabilities" or not kept:
             kept.append(hidden if average == "probabilities" else hidden * share)
         else:
             kept[0] += hidden * share
-        if stage < last:
+        if logits is not None:
             # a jump starts where its stage was: mid3 leaves mid2 at t + h/2
-            x = policy(x, out, t + time * h, half, noise)
-            del out
-    return Target(kept, estimator.shares if average == "probabilities" else (1.0,), *out)
+            moved = policy(x[:rows], logits[:rows], (t + time * h)[:rows], half[:rows], noise)
+            x = moved if rows == len(x) else torch.cat([moved, x[rows:]])
+            del logits
+    return Target(kept, estimator.shares if average == "probabilities" else (1.0,), *heads.parts())
 
 
-def _stage(semi: nn.Module, x: Tensor, t: Tensor, h: Tensor, *, last: bool) -> tuple[Tensor, Any]:
-    """The hidden states of a stage, and its logits or, at the last, the head they all go through."""
-    sharded = isinstance(semi, FSDPModule)
-    then = (lambda hidden, head: (hidden, head_of(head, copy=sharded))) if last else _with_logits
-    found: tuple[Tensor, Any] = semi(x, near(t, x).float(), near(h, x).float(), then=then)
+class Heads:
+    """The semi-teacher's head, got hold of inside its forward: padded once for all stages where kernels run.
+
+    A `copy` is made where the weights are gathered for the forward only (FSDP).
+    """
+
+    def __init__(self, *, copy: bool) -> None:
+        self.copy = copy
+        self.padded: Head | None = None
+        self.plain: tuple[Tensor, Tensor | None] | None = None
+
+    def logits(self, hidden: Tensor, head: nn.Linear) -> tuple[Tensor, Tensor]:
+        """A stage's hidden states and logits."""
+        return hidden, self._pad(head)(hidden) if kernels.on(hidden, "head") else head(hidden)
+
+    def keep(self, hidden: Tensor, head: nn.Linear) -> tuple[Tensor, None]:
+        """The last stage's hidden states; the head is kept for the loss."""
+        if kernels.on(hidden, "head"):
+            self._pad(head)
+        else:
+            self.plain = head_of(head, copy=self.copy)
+        return hidden, None
+
+    def parts(self) -> tuple[Tensor, Tensor | None, Head | None]:
+        """What a `Target` takes."""
+        if self.padded is None:
+            assert self.plain is not None
+            return *self.plain, None
+        weight, bias, columns = self.padded.weight, self.padded.bias, self.padded.columns
+        return weight[:columns], None if bias is None else bias[:columns], self.padded
+
+    def _pad(self, head: nn.Linear) -> Head:
+        if self.padded is None:
+            self.padded = padded(head.weight, head.bias, compute_dtype(head.weight))
+        return self.padded
+
+
+def _stage(
+    semi: nn.Module, x: Tensor, t: Tensor, h: Tensor, heads: Heads, *, last: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The hidden states of a stage and, but for the last, its logits."""
+    inputs = steady(semi, x, near(t, x).float(), near(h, x).float())
+    found: tuple[Tensor, Tensor | None] = semi(*inputs, then=heads.keep if last else heads.logits)
     return found
 
 
-def _with_logits(hidden: Tensor, head: nn.Linear) -> tuple[Tensor, Tensor]:
-    return hidden, head(hidden)
+def steady(model: nn.Module, *inputs: Tensor) -> tuple[Tensor, ...]:
+    """Inputs of a compiled network whose shapes never change: without the word, torch.compile sees the student's batch
+    and the semi-teacher's differ and makes slower code for any size."""
+    plain = getattr(model, "module", model)  # inside of DDP
+    if inputs[0].is_cuda and "hidden" in vars(plain):  # what `compile_in_place` puts there
+        for value in inputs:
+            torch._dynamo.mark_static(value)
+    return inputs
 
 
 def head_of(head: nn.Linear, *, copy: bool = False) -> tuple[Tensor, Tensor | None]:

@@ -7,6 +7,7 @@ h > 1/1024   KL against the semi-teacher's RK-4 target
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -14,16 +15,20 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
+from tsdfm.compass.model import Compass
+from tsdfm.engine.learner import compile_batches
 from tsdfm.engine.task import Context
 from tsdfm.flow import CumulativeJump, RowNoise, bits_per_character, elbo_rows, interpolate
 from tsdfm.flow.loss import LAST_TIME
+from tsdfm.kernels.noise import QuietNoise
 from tsdfm.nn.velocity import Velocity, VelocitySpec, as_model
 from tsdfm.student.fused import Divergence, GeneralisedKL, Objective, Target, fused_loss
 from tsdfm.student.midpoint import Blind, Energy, Policy, near, policy_from
+from tsdfm.student.refresh import Refresher
 from tsdfm.student.settings import StudentSettings
 from tsdfm.student.stats import Stats, readable
 from tsdfm.student.steps import SMALLEST, draw_steps, is_large, large_share, weights_of
-from tsdfm.student.targets import ESTIMATORS, head_of, target_of
+from tsdfm.student.targets import ESTIMATORS, Heads, steady, target_of
 from tsdfm.tokens.loader import Batch, Loader, prefetch
 from tsdfm.tokens.rows import TokenRows
 
@@ -77,12 +82,20 @@ class StudentTask:
         self.share = large_share(self.weights, settings.share)
         self.estimator = ESTIMATORS[settings.estimator]
         self.seed = settings.loop.seed
+        self.refresher: Refresher | None = None
         torch.manual_seed(self.seed)  # fresh weights; nothing else uses torch's own generator here
         self.model: nn.Module = spec.network()
 
     def bind(self, context: Context) -> None:
         assert context.ema is not None  # the settings see to it
         self.semi, self.world = context.ema, context.world
+        if self.settings.refresh.every:
+            assert isinstance(self.compass, Compass)  # the settings see to it
+            self.refresher = Refresher(self.compass, self.settings.refresh, self.spec, self.seed)
+            self.compass = self.refresher.compass
+        net = getattr(self.compass, "net", None)
+        if self.settings.loop.compile and isinstance(net, nn.Module) and context.world.device.type == "cuda":
+            compile_batches(net)
 
     def policy(self, step: int, stats: Stats) -> Policy:
         """The midpoint policy at a step of the training."""
@@ -90,7 +103,9 @@ class StudentTask:
         if navigate.tau_end is not None:
             done = min(1.0, step / settings.loop.steps)
             navigate = replace(navigate, tau=navigate.tau + (navigate.tau_end - navigate.tau) * done)
-        held = torch.arange(self.spec.length) < self.spec.anchor if self.spec.anchor else None
+        held = None
+        if self.spec.anchor:
+            held = torch.arange(self.spec.length, device=self.world.device) < self.spec.anchor
         jump = CumulativeJump(self.schedule, self.source)
         return policy_from(settings.policy, jump, settings=navigate, compass=self.compass, held=held, stats=stats)
 
@@ -99,13 +114,15 @@ class StudentTask:
         order = torch.argsort((~large).to(torch.int8), stable=True)
         t, h = draw_steps(large[order], self.weights, RowNoise(self.seed, numbers[order], STEP_STREAM + stream))
         x_1, rows = x_1[near(order, x_1)], rows[near(order, rows)]
-        noise = RowNoise(self.seed, rows, stream)
+        noise = QuietNoise(self.seed, rows, stream)
         x_0 = self.source.draw(x_1.shape, noise, x_1.device)
         x_t = interpolate(x_0, x_1, near(t, x_1), self.schedule, noise)
         x_t[:, : self.spec.anchor] = x_1[:, : self.spec.anchor]
         return States(x_1, x_t, t, h, int(large.sum()), noise)
 
     def loss(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Mapping[str, Tensor]]:
+        if self.refresher is not None and self.refresher.due(step):
+            self.refresher.update(batch, self.semi, self.world, step)
         numbers = batch.numbers if isinstance(batch, HostBatch) else batch.rows.cpu()
         found = self.states(batch.tokens, batch.rows, numbers, is_large(numbers, self.share))
         every = self.settings.probe_every
@@ -127,18 +144,24 @@ class StudentTask:
         if rows == 0:
             return None
         first = torch.arange(rows, device=found.noise.rows.device)
+        whole = max(rows, self.most_large(len(found.x_t))) if found.x_t.is_cuda else rows
         target = target_of(
             semi,
-            found.x_t[:rows],
-            found.t[:rows],
-            found.h[:rows],
+            found.x_t[:whole],
+            found.t[:whole],
+            found.h[:whole],
             policy,
             found.noise.select(first),
             self.estimator,
             self.settings.average,
             self.spec.anchor,
+            rows,
         )
         return target if found.large else None
+
+    def most_large(self, rows: int) -> int:
+        """The most rows with a large step that a batch of so many can hold: the semi-teacher's one batch size."""
+        return min(rows, math.ceil(rows * self.share))
 
     def losses(self, model: nn.Module, found: States, target: Target | None) -> tuple[Tensor, Tensor]:
         """The large and the small steps' part of the mean loss over rows, in one forward of the student."""
@@ -147,7 +170,7 @@ class StudentTask:
         small, weight = self.small_objective(found, x_1, x_t)
         even = torch.full((rows,), 1.0 / (rows * free), dtype=torch.float64)
         even[found.large :] *= weight
-        scale = near(even, x_1).repeat_interleave(free)
+        scale = near(even, x_1)[:, None].expand(-1, free).flatten()
 
         def then(hidden: Tensor, head: nn.Linear) -> tuple[Tensor, Tensor]:
             hidden = hidden[:, self.spec.anchor :].flatten(0, 1)
@@ -160,7 +183,7 @@ class StudentTask:
             return kept[0], kept[1]
 
         t, h = (near(value, found.x_t).float() for value in (found.t, found.h))
-        made: tuple[Tensor, Tensor] = model(found.x_t, t, h, then=then)
+        made: tuple[Tensor, Tensor] = model(*steady(model, found.x_t, t, h), then=then)
         return made
 
     @property
@@ -175,15 +198,20 @@ class StudentTask:
         if self.settings.target == "data":
             return GeneralisedKL(x_1, x_t), self.schedule.rate(t.clamp(max=LAST_TIME))
         assert self.teacher is not None  # `run` loads it
-        anchor = self.spec.anchor
+        heads = Heads(copy=False)
         with torch.no_grad():
-            hidden, head = self.teacher.net(
+            hidden, _ = self.teacher.net(
                 found.x_t[found.large :],
                 near(t, x_t).float(),
                 near(found.h[found.large :], x_t).float() if self.teacher.spec.step_size else None,
-                then=lambda hidden, head: (hidden[:, anchor:].flatten(0, 1), head_of(head)),
+                then=heads.keep,
             )
-        return Divergence(Target([hidden], (1.0,), *head), self.reverse), torch.ones_like(t)
+        hidden = hidden[:, self.spec.anchor :].flatten(0, 1)
+        return Divergence(Target([hidden], (1.0,), *heads.parts()), self.reverse), torch.ones_like(t)
+
+    def parts(self) -> dict[str, Mapping[str, Tensor]]:
+        """What a checkpoint holds besides the student: a compass that is being refreshed."""
+        return self.refresher.parts() if self.refresher is not None else {}
 
     def summary(self, values: Mapping[str, float]) -> dict[str, float]:
         """Logged means with those of navigation made readable: shares instead of sums per midpoint."""

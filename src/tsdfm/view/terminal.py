@@ -1,61 +1,116 @@
-"""Replay a trajectory in the terminal: the text as it appears, new tokens bright, [MASK] as blocks."""
+"""Replay trajectories in the terminal: method beside method, as the texts appear.
+
+New tokens are bold, underlined and green; replaced ones bold, italic and reversed; [MASK] is a block; noise that nobody
+has touched is dim. No mark is a colour alone.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
+from rich.table import Table
 from rich.text import Text
 
-from tsdfm.samples.trajectory import Row, Trajectory
+from tsdfm.report.page.gather import way_label
+from tsdfm.report.page.ways import END, UNKNOWN, players
+from tsdfm.samples.trajectory import Row, State, Trajectory
 
 MASKED = "░░░ "
-END = "¶"
+NEW, REPLACED, NOISE, GIVEN = "bold underline green", "bold italic reverse yellow", "dim", "cyan"
+NARROWEST = 34  # columns of a panel; on less, methods stand below each other
 
 
-def paint(trajectory: Trajectory, state: tuple[int, ...], changed: frozenset[int], given: tuple[int, ...]) -> Text:
-    """One state as styled text. Changed tokens are bold and underlined as well as coloured, so colour is not needed."""
-    out, held = Text(), frozenset(given)
-    for position, token in enumerate(state):
+def paint(trajectory: Trajectory, row: Row, state: State) -> Text:
+    """One state as styled text."""
+    out, held = Text(), frozenset(row.given)
+    for position, token in enumerate(state.tokens):
         if token == trajectory.mask:
             out.append(MASKED, style="dim")
             continue
-        piece = END if token == trajectory.end_of_text else trajectory.pieces.get(token, "\ufffd")
-        style = "bold underline green" if position in changed else "cyan" if position in held else ""
-        out.append(piece, style="dim" if token == trajectory.end_of_text and not style else style)
+        end = token == trajectory.end_of_text
+        if end and position == 0 and position in held:  # the anchor before the text says nothing
+            continue
+        piece = END if end else plain(trajectory.pieces.get(token, UNKNOWN))
+        if position in state.new:
+            style = NEW
+        elif position in state.replaced:
+            style = REPLACED
+        elif end or (position in state.noise and state.time < 1):
+            style = NOISE
+        else:
+            style = GIVEN if position in held else ""
+        space = len(piece) - len(piece.lstrip(" "))  # the space before a word is not part of the mark
+        out.append(piece[:space])
+        out.append(piece[space:], style=style)
     return out
 
 
-def frame(trajectory: Trajectory, rows: list[tuple[Row, tuple[int, ...], frozenset[int]]], index: int) -> Group:
-    """All texts at one step."""
-    time_now = 0.0 if index == 0 else rows[0][0].steps[index - 1].t + rows[0][0].steps[index - 1].h
-    title = f"{trajectory.method}, {trajectory.source} source   step {index}/{trajectory.steps}   t = {time_now:.3f}"
-    panels = []
-    for number, (row, state, changed) in enumerate(rows):
-        sure = f"confidence {row.steps[index - 1].confidence:.2f}, {len(changed)} changed" if index else "noise"
-        panels.append(
-            Panel(paint(trajectory, state, changed, row.given), title=f"{title}   {sure}", title_align="left")
-        )
-        title = f"text {number + 2}"
-    return Group(*panels)
+def plain(piece: str) -> str:
+    """A token that cannot steer the terminal: noise may hold any byte."""
+    return "".join(c if c.isprintable() or c == "\n" else "·" for c in piece)
+
+
+def panel(trajectory: Trajectory, row: Row, states: Sequence[State], now: float, text: int, texts: int) -> Panel:
+    """One text of one method at one time."""
+    index = max(i for i, state in enumerate(states) if state.time <= now + 1e-9)
+    state = states[index]
+    title = f"{way_label(trajectory)}   step {index}/{trajectory.steps}"
+    title += f"   text {text + 1}" if texts > 1 else ""
+    said = [f"t = {state.time:.3f}"]
+    said += [f"confidence {state.confidence:.2f}"] if state.confidence is not None else ["noise"]
+    said += [f"energy {state.energy:.2f}"] if state.energy is not None else []
+    said += [f"{len(state.new)} new, {len(state.replaced)} replaced"] if index else []
+    body = Group(paint(trajectory, row, state), Text(", ".join(said), style="dim"))
+    return Panel(body, title=title, title_align="left")
+
+
+def frames(group: Sequence[Trajectory], width: int) -> list[RenderableType]:
+    """All texts of trajectories that belong side by side, at every time at which one of them moves."""
+    texts = min(len(way.rows) for way in group)
+    states = [[list(row.replay(way.mask)) for row in way.rows] for way in group]
+    times = sorted({round(state.time, 9) for way in states for row in way for state in row})
+    beside = width >= NARROWEST * len(group)
+    out: list[RenderableType] = []
+    for now in times:
+        lines: list[RenderableType] = [Text(f"{group[0].source} source, seed {group[0].seed}", style="bold")]
+        for text in range(texts):
+            panels = [
+                panel(way, way.rows[text], of[text], now, text, texts) for way, of in zip(group, states, strict=True)
+            ]
+            lines += [side_by_side(panels)] if beside and len(panels) > 1 else panels
+        out.append(Group(*lines))
+    return out
+
+
+def side_by_side(panels: Sequence[Panel]) -> Table:
+    """Panels in columns of one width."""
+    grid = Table.grid(expand=True)
+    for _ in panels:
+        grid.add_column(ratio=1)
+    grid.add_row(*panels)
+    return grid
+
+
+def replay_all(trajectories: Sequence[Trajectory], console: Console | None = None, seconds: float = 4.0) -> None:
+    """Play one source after the other in about `seconds` each; without a terminal, print a few states of each."""
+    console = console or Console()
+    for group in players(trajectories):
+        pictures = frames(group, console.width)
+        last = len(pictures) - 1
+        if not console.is_terminal or console.is_dumb_terminal:
+            for index in sorted({0, last // 4, last // 2, last}):
+                console.print(pictures[index])
+            continue
+        with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+            for picture in pictures:
+                live.update(picture, refresh=True)
+                time.sleep(seconds / len(pictures))
 
 
 def replay(trajectory: Trajectory, console: Console | None = None, seconds: float = 4.0) -> None:
-    """Play all texts side by side in about `seconds`; without a terminal, print a few states one after another."""
-    console = console or Console()
-    ways = [list(row.states()) for row in trajectory.rows]
-    frames = [
-        frame(trajectory, [(row, *way[i]) for row, way in zip(trajectory.rows, ways, strict=True)], i)
-        for i in range(trajectory.steps + 1)
-    ]
-    if not console.is_terminal or console.is_dumb_terminal:
-        shown = sorted({0, trajectory.steps // 4, trajectory.steps // 2, trajectory.steps})
-        for index in shown:
-            console.print(frames[index])
-        return
-    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
-        for picture in frames:
-            live.update(picture, refresh=True)
-            time.sleep(seconds / len(frames))
+    """Play the texts of one trajectory."""
+    replay_all([trajectory], console, seconds)

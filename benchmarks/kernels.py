@@ -1,0 +1,312 @@
+"""Kernels against their references and against the floor: `python -m benchmarks kernels`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.harness import Clock, guarded, quick, report, say, world
+from tsdfm import kernels
+from tsdfm.kernels.head import padded
+from tsdfm.settings import option
+
+BANDWIDTH = 4.8e12  # bytes a second, an H200's
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelBenchmark:
+    """What to time."""
+
+    vocab: int = option(50257, "|V|")
+    width: int = option(768, "width of the hidden states")
+    rows: int = option(4096, "rows of logits of a draw")
+    positions: int = option(8192, "positions of a loss")
+    limit: float = option(120.0, "seconds at most: what does not fit is left out")
+    device: str = option("auto", "auto, cpu or cuda")
+    out: Path | None = option(None, "folder for the tables as JSON")
+
+
+def run(settings: KernelBenchmark) -> None:
+    """Check, then time."""
+    device, clock = world(settings.device).device, Clock(settings.limit)
+    check(device)
+    for name, part in {"draw": draws, "losses": losses, "head": heads, "attention": attention}.items():
+        if clock.allows(5.0, name):
+            rows = guarded(name, partial(part, settings, device, clock)) or []
+            report(f"kernels: {name}", rows, device, settings.out and settings.out / f"kernel-{name}.json")
+
+
+# ── are they right? ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def check(device: torch.device) -> None:
+    """Compare each kernel with its reference in float64; one that fails or is wrong is switched off, loudly."""
+    for name, test in {"draw": check_draw, "rows": check_rows, "noise": check_noise}.items():
+        verdict = guarded(f"check of kernel {name}", partial(test, device))
+        if verdict is not True:
+            kernels.switch_off(name)
+            say(f"!!! kernel {name} is OFF from here on: what follows uses torch in its place")
+
+
+def check_draw(device: torch.device) -> bool:
+    from tsdfm.kernels.draw import one_pass, reference
+
+    good = True
+    for columns, dtype, size in ((5, torch.float32, 3.0), (1000, torch.bfloat16, 3.0), (50257, torch.bfloat16, 3.0),
+                                 (50257, torch.float32, 8.0)):  # fmt: skip
+        n, k = 512, 6
+        made = torch.Generator(device).manual_seed(columns)
+        logits = (size * torch.randn(n, columns, generator=made, device=device)).to(dtype)
+        z = torch.randint(0, columns + 1, (n,), generator=made, device=device)
+        beta = 0.6 + torch.rand(n, k, generator=made, device=device)
+        u = torch.rand(n, k + 1, generator=made, device=device, dtype=torch.float64)
+        args = (z, beta, u[:, :k].contiguous(), u[:, k].contiguous())
+        mine = one_pass(logits, *args, stats=True)
+        theirs = reference(logits.double(), args[0], beta.double(), *args[2:], stats=True)
+        assert mine.entropy is not None
+        assert theirs.entropy is not None
+        assert mine.fresh is not None
+        assert theirs.fresh is not None
+        assert mine.top is not None
+        assert theirs.top is not None
+        same = (mine.tokens == theirs.tokens).double().mean().item()
+        fresh = (mine.fresh == theirs.fresh).double().mean().item()
+        far = (mine.tokens - theirs.tokens).abs().max().item()
+        p = ((mine.p_other - theirs.p_other).abs() / theirs.p_other.clamp(min=1e-300)).max().item()
+        h = (mine.entropy - theirs.entropy).abs().max().item()
+        fine = same > 0.97 and fresh > 0.97 and p < 1e-4 and h < 1e-3 and bool((mine.top == theirs.top).all())
+        again = one_pass(logits[7:9], *(x[7:9] for x in args), stats=True)
+        alone = all(
+            a is not None and b is not None and torch.equal(a[7:9], b) for a, b in zip(mine, again, strict=True)
+        )
+        say(
+            f"  draw |V|={columns} {dtype}: same tokens {same:.4f} (plain {fresh:.4f}, farthest {far}), 1−p(z) to "
+            f"{p:.1e}, entropy to {h:.1e}, batch-invariant {alone}: {'ok' if fine and alone else 'WRONG'}"
+        )
+        good &= fine and alone
+    return good and chi_square(device)
+
+
+def chi_square(device: torch.device) -> bool:
+    """A million draws of one row of 50 257 bf16 logits, in 500 bins of about equal mass."""
+    from tsdfm.kernels.draw import one_pass
+
+    columns, n = 50257, 1 << 18
+    made = torch.Generator(device).manual_seed(1)
+    row = torch.randn(1, columns, generator=made, device=device).bfloat16()
+    if not kernels.on(row, "draw"):
+        return True  # the reference would copy the row n times
+    p = row.double().softmax(-1)[0]
+    bins = (p.cumsum(0) * 500).long().clamp(max=499)
+    counts = torch.zeros(500, dtype=torch.float64, device=device)
+    at = torch.zeros(n, dtype=torch.int64, device=device)
+    for _ in range(4):
+        u = torch.rand(n, 1, generator=made, device=device, dtype=torch.float64)
+        found = one_pass(row, at + columns, torch.ones(n, 1, device=device), u, at=at)
+        counts += torch.bincount(bins[found.tokens[:, 0]], minlength=500)
+    expected = 4 * n * torch.zeros_like(counts).index_add_(0, bins, p)
+    chi = ((counts - expected) ** 2 / expected).sum().item()
+    say(f"  draw chi-square over 500 bins: {chi:.0f}, expected 499 ± 32")
+    return abs(chi - 499) < 6 * 32
+
+
+def check_rows(device: torch.device) -> bool:
+    from tsdfm.kernels import rows
+
+    good, columns, n = True, 50257, 64
+    made = torch.Generator(device).manual_seed(2)
+    wide = columns + -columns % 64
+    logits, target = (2 * torch.randn(n, wide, generator=made, device=device) for _ in range(2))
+    x_1, x_t = torch.randint(0, columns, (2, n), generator=made, device=device)
+    x_t[:20] = x_1[:20]
+    scale = torch.rand(n, generator=made, device=device)
+    for dtype in (torch.float32, torch.bfloat16):
+        a, b = logits.to(dtype), target.to(dtype)
+        cases: dict[str, Callable[[Tensor], Tensor]] = {
+            "forward": partial(_divergence, b, scale, columns, False),
+            "reverse": partial(_divergence, b, scale, columns, True),
+            "cross-entropy": lambda x: rows.tokens(x, x_1, None, scale, columns),
+            "gkl": lambda x: rows.tokens(x, x_1, x_t, scale, columns),
+        }
+        for name, case in cases.items():
+            mine, exact = a.clone(), a.double()
+            loss, truth = case(mine), case(exact)  # float64 always takes the reference
+            value = ((loss - truth).abs() / truth.abs().clamp(min=1e-3)).max().item()
+            gap = ((mine.double() - exact).norm() / exact.norm()).item()
+            fine = value < 1e-4 and gap < (1e-5 if dtype == torch.float32 else 4e-3)
+            say(f"  rows {name} {dtype}: loss to {value:.1e}, gradient to {gap:.1e}: {'ok' if fine else 'WRONG'}")
+            good &= fine
+    return good
+
+
+def _divergence(target: Tensor, scale: Tensor, columns: int, reverse: bool, logits: Tensor) -> Tensor:
+    from tsdfm.kernels import rows
+
+    return rows.divergence(logits, target.to(logits.dtype), scale, columns, reverse=reverse)
+
+
+def check_noise(device: torch.device) -> bool:
+    from tsdfm.flow import RowNoise
+    from tsdfm.kernels.noise import QuietNoise
+
+    plain, mine = (kind(3, torch.arange(5, device=device), 1 << 20) for kind in (RowNoise, QuietNoise))
+    same = all(torch.equal(plain.uniform(s), mine.uniform(s)) for s in ((5, 1000, 2), (5,), (5, 3, 100)))
+    say(f"  noise: the same bits: {same}")
+    return same
+
+
+# ── how quick are they? ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def draws(settings: KernelBenchmark, device: torch.device, clock: Clock) -> list[dict[str, Any]]:
+    from tsdfm.kernels import draw_triton as module
+    from tsdfm.kernels.draw import one_pass, reference
+
+    n, columns, k = settings.rows, settings.vocab, 6
+    wide = torch.randn(n, columns + -columns % 64, device=device, dtype=torch.bfloat16)
+    logits, odd = wide[:, :columns], wide[:, :columns].contiguous()
+    z = torch.randint(0, columns, (n,), device=device)
+    beta, u = 0.6 + torch.rand(n, k, device=device), torch.rand(n, k, device=device, dtype=torch.float64)
+    fresh, some = u[:, 0].contiguous(), torch.rand(n, device=device) < 0.05
+    none = torch.empty(n, 0, device=device)
+    floor = 2 * n * columns / BANDWIDTH * 1e3
+    cases: dict[str, Callable[[], Any]] = {
+        "read once (amax of bf16)": lambda: wide.amax(-1),
+        "softmax and multinomial, 1 draw": lambda: torch.multinomial(odd.float().softmax(-1), 1),
+        "reference, 1 draw": lambda: reference(logits, z, beta[:, :1], u[:, :1]),
+        "kernel, 1 draw": lambda: one_pass(logits, z, beta[:, :1].contiguous(), u[:, :1].contiguous()),
+        "kernel, 6 draws": lambda: one_pass(logits, z, beta, u),
+        "kernel, 6 draws, odd rows": lambda: one_pass(odd, z, beta, u),
+        "kernel, 5 draws, statistics, plain draw": lambda: one_pass(
+            logits, z, beta[:, :5].contiguous(), u[:, :5].contiguous(), fresh, stats=True
+        ),
+        "kernel, statistics and plain draw": lambda: one_pass(logits, z, none, none, fresh, stats=True),
+        "kernel, 6 draws on 5% of the rows": lambda: one_pass(logits, z, beta, u, need=some),
+    }
+    rows = []
+    for name, case in cases.items():
+        spent = guarded(name, partial(quick, case, device))
+        rows.append({"case": name, "ms": spent, "floor ms": floor, "of floor": spent and floor / spent})
+    kept = module.COLUMNS, module.BLOCKS, module.WARPS, module.POLYNOMIAL
+    for plan in ((256, 8, 4, 0), (256, 16, 4, 1), (256, 16, 4, 2), (256, 16, 4, 3), (256, 8, 4, 1), (256, 32, 8, 1),
+                 (256, 8, 2, 1), (256, 4, 1, 0), (512, 8, 4, 0), (1024, 4, 4, 0)):  # fmt: skip
+        if not clock.allows(2.0, f"draw plan {plan}"):
+            break
+        module.COLUMNS, module.BLOCKS, module.WARPS, module.POLYNOMIAL = plan
+        name = "6 draws, columns {} blocks {} warps {} by hand {}".format(*plan)
+        spent = guarded(name, lambda: quick(lambda: one_pass(logits, z, beta, u), device))
+        rows.append({"case": name, "ms": spent, "floor ms": floor, "of floor": spent and floor / spent})
+    module.COLUMNS, module.BLOCKS, module.WARPS, module.POLYNOMIAL = kept
+    return rows
+
+
+def losses(settings: KernelBenchmark, device: torch.device, clock: Clock) -> list[dict[str, Any]]:
+    from tsdfm.kernels import rows as losses_of
+    from tsdfm.kernels import rows_triton as module
+    from tsdfm.student import fused
+    from tsdfm.student.fused import Divergence, GeneralisedKL, Target, fused_loss
+
+    n, columns, width = settings.positions, settings.vocab, settings.width
+    part = 2048
+    wide = columns + -columns % 64
+    logits, target = (torch.randn(part, wide, device=device, dtype=torch.bfloat16) for _ in range(2))
+    x_1, x_t = torch.randint(0, columns, (2, part), device=device)
+    scale = torch.ones(part, device=device)
+    rows: list[dict[str, Any]] = []
+
+    def add(name: str, work: Callable[[], Any], floor: float | None = None) -> None:
+        spent = guarded(name, lambda: quick(work, device, 9))
+        rows.append({"case": name, "ms": spent, "floor ms": floor, "of floor": spent and floor and floor / spent})
+
+    three = 3 * 2 * part * wide / BANDWIDTH * 1e3
+    kept = module.COLUMNS, module.WARPS
+    for plan in ((2048, 8), (4096, 8), (4096, 16), (1024, 4), (2048, 4), (8192, 32)):
+        module.COLUMNS, module.WARPS = plan
+        title = f"2048 rows, columns {plan[0]} warps {plan[1]}"
+        add(f"KL, {title}", lambda: losses_of.divergence(logits, target, scale, columns), three)
+        add(f"GKL, {title}", lambda: losses_of.tokens(logits, x_1, x_t, scale, columns), three * 2 / 3)
+    module.COLUMNS, module.WARPS = kept
+    if not clock.allows(15.0, "whole losses"):
+        return rows
+    head = nn.Linear(width, columns, device=device)
+    hidden = torch.randn(n, width, device=device, requires_grad=True)
+    theirs = torch.randn(n, width, device=device)
+    even = torch.full((n,), 1.0 / n, dtype=torch.float64, device=device)
+    small = padded(head.weight, head.bias, torch.bfloat16)
+    goal = Target([theirs], (1.0,), small.weight[:columns], None, small)
+    x_1, x_t = torch.randint(0, columns, (2, n), device=device)
+    objectives = {"KL": Divergence(goal), "GKL": GeneralisedKL(x_1, x_t)}
+
+    def whole(objective: Any) -> None:
+        with torch.autocast(device.type, torch.bfloat16):
+            fused_loss(hidden, head, objective, even).backward()  # type: ignore[no-untyped-call]
+
+    products = {"KL": 4, "GKL": 3}
+    kept_rows = fused.FAST_ROWS
+    for name, objective in objectives.items():
+        floor = products[name] * 2 * n * width * columns / 7.9e14 * 1e3
+        for size, sums in ((1024, False), (2048, False), (4096, False), (8192, False), (2048, True), (4096, True)):
+            fused.FAST_ROWS, fused.WIDE_SUMS = size, sums
+            title = f"head and {name}, {n} positions, chunks of {size}" + (", wide sums" if sums else "")
+            add(title, partial(whole, objective), floor)
+        fused.FAST_ROWS, fused.WIDE_SUMS = kept_rows, False
+        with kernels.without():
+            add(f"head and {name}, {n} positions, no kernels", partial(whole, objective), floor)
+    return rows
+
+
+def heads(settings: KernelBenchmark, device: torch.device, clock: Clock) -> list[dict[str, Any]]:
+    """What padding does to the head's three products, and the device's rate on a friendly one."""
+    n, width = 4096, settings.width
+    rows = []
+    for columns in (settings.vocab, settings.vocab + -settings.vocab % 64):
+        weight = torch.randn(columns, width, device=device, dtype=torch.bfloat16)
+        x = torch.randn(n, width, device=device, dtype=torch.bfloat16)
+        grad = torch.randn(n, columns, device=device, dtype=torch.bfloat16)
+        cases: dict[str, Callable[[], Any]] = {
+            "logits": partial(F.linear, x, weight),
+            "gradient of hidden": partial(torch.mm, grad, weight),
+            "gradient of weight": partial(torch.mm, grad.T, x),
+        }
+        for name, case in cases.items():
+            spent = guarded(name, partial(quick, case, device))
+            rate = spent and 2 * n * width * columns / spent / 1e9
+            rows.append({"case": f"{name}, {columns} columns", "ms": spent, "TFLOP/s": rate})
+    square = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
+    spent = quick(lambda: square @ square, device)
+    rows.append({"case": "8192 cubed", "ms": spent, "TFLOP/s": 2 * 8192**3 / spent / 1e9})
+    return rows
+
+
+def attention(settings: KernelBenchmark, device: torch.device, clock: Clock) -> list[dict[str, Any]]:
+    """Backends of attention at the shapes of student, semi-teacher and compass."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    rows = []
+    for batch, backward in ((8, True), (4, False), (15, False)):
+        heads_, length = settings.width // 64, 1024
+        packed = torch.randn(batch, length, 3, heads_, 64, device=device, dtype=torch.bfloat16, requires_grad=backward)
+        q, k, v = packed.permute(2, 0, 3, 1, 4)
+        flops = 4 * batch * length * length * settings.width * (3.5 if backward else 1.0)
+        for backend in (None, SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
+
+            def work(backend: Any = backend, q: Any = q, k: Any = k, v: Any = v, backward: bool = backward) -> None:
+                if backend is None:
+                    made = F.scaled_dot_product_attention(q, k, v)
+                else:
+                    with sdpa_kernel(backend):
+                        made = F.scaled_dot_product_attention(q, k, v)
+                if backward:
+                    made.backward(made.detach(), retain_graph=True)  # type: ignore[no-untyped-call]
+
+            name = f"{backend.name if backend else 'default'}, {batch} rows{', and backward' if backward else ''}"
+            spent = guarded(name, partial(quick, work, device))
+            rows.append({"case": name, "ms": spent, "TFLOP/s": spent and flops / spent / 1e9})
+    return rows

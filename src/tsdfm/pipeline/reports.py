@@ -1,0 +1,111 @@
+"""What is measured and shown of what was trained: `metrics.json`, the tables, the trajectories, the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tsdfm.engine.manifest import read_json, write_json
+from tsdfm.errors import UserError
+from tsdfm.pipeline.models import folder_of, names_of, student_names
+from tsdfm.pipeline.plan import Stage, check_names, sources_of
+from tsdfm.recipes import table
+from tsdfm.settings import build, option
+
+SAMPLED = ("main", "frontier", "threshold", "candidates", "policy", "refinement", "diversity", "prefix", "scaling")
+TABLES = (*SAMPLED, "compass", "overhead")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageSettings:
+    """What [report] itself may say; `[report.policy]` has the settings of `tsdfm report policy`, and so on."""
+
+    tables: tuple[str, ...] = option((), "tables of `tsdfm report`, by name")
+    trajectories: int = option(0, "steps of the trajectories that are recorded for the player; 0 records none")
+    page: bool = option(True, "write index.html")
+
+    def __post_init__(self) -> None:
+        if self.trajectories < 0:
+            raise UserError("trajectories of [report] is a number of steps, 0 for none")
+
+
+def report_stages(recipe: Mapping[str, Any], out: Path) -> list[Stage]:
+    """Everything after the training."""
+    stages, sources = [], sources_of(recipe)
+    if "compass" in recipe:
+        folders = {source: folder_of("compass", source, out) for source in sources}
+        stages.append(Stage("compass report", lambda: collect_validations(folders, out / "report")))
+    if "measure" in recipe:
+        stages.append(measure_stage(recipe, out))
+    if "report" in recipe:
+        stages += page_stages(recipe, out)
+    return stages
+
+
+def collect_validations(folders: Mapping[str, Path], report: Path) -> None:
+    """`report/compass.json`: the validation of each source's compass."""
+    write_json(report / "compass.json", {s: read_json(f / "validation.json") for s, f in folders.items()})
+
+
+def models_of(recipe: Mapping[str, Any], out: Path) -> list[Path]:
+    """The runs of every model that writes, source by source."""
+    names = [*(["teacher"] if "teacher" in recipe else []), *student_names(recipe)]
+    return [folder_of(name, source, out) for source in sources_of(recipe) for name in names]
+
+
+def measure_stage(recipe: Mapping[str, Any], out: Path) -> Stage:
+    """Sample every model, judge the texts, print the table."""
+    from tsdfm.corpus.world import world_named
+    from tsdfm.report.measure import run
+    from tsdfm.report.settings import MeasureSettings
+
+    settings = build(MeasureSettings, table(recipe, "measure"), "measure")
+    if settings.world:
+        world_named(settings.world)
+    models = models_of(recipe, out)
+    return Stage("measure", lambda: run(settings, models, out / "tokens", out / "report"))
+
+
+def page_stages(recipe: Mapping[str, Any], out: Path) -> list[Stage]:
+    """The tables that [report] names, trajectories of the same seed through every model, and the page."""
+    from tsdfm.cli import VERBS, load
+
+    sections = table(recipe, "report")
+    own = [f.name for f in fields(PageSettings)]
+    check_names(sections, (*own, *TABLES), "setting of [report]")
+    wanted = build(PageSettings, {name: sections[name] for name in own if name in sections}, "report")
+    check_names(wanted.tables, TABLES, "table")
+    stages = []
+    for name in wanted.tables:
+        verb = VERBS[f"report {name}"]
+        settings = build(load(verb.settings), {"runs": [out], **table(sections, name)}, f"report.{name}")
+        stages.append(Stage(f"report {name}", partial(load(verb.run), settings)))
+    if wanted.trajectories:
+        stages.append(Stage("trajectories", lambda: record_all(recipe, out, wanted.trajectories)))
+    if wanted.page:
+        stages.append(Stage("page", lambda: show_page(out)))
+    return stages
+
+
+def record_all(recipe: Mapping[str, Any], out: Path, steps: int) -> None:
+    """The same seed through every model of each source, scored by its compass."""
+    from tsdfm.view.record import record_trajectories
+
+    folder, seed = out / "report" / "trajectories", int(recipe.get("seed", 0))
+    names = [*(["teacher"] if "teacher" in recipe else []), *student_names(recipe)]
+    for source in sources_of(recipe):
+        models = [folder_of(name, source, out) for name in names]
+        compass = folder_of("compass", source, out) if "compass" in names_of(recipe) else None
+        record_trajectories(models, compass, folder, steps=steps, seed=seed)
+
+
+def show_page(out: Path) -> None:
+    """Write the page, and say where it is."""
+    from rich.console import Console
+
+    from tsdfm.report.page.build import build_page
+
+    Console().print(f"the report is {build_page(out)}: open it in a browser", soft_wrap=True, highlight=False)

@@ -1,0 +1,109 @@
+"""Cells: sets of texts kept on disk, so that nothing is sampled or scored twice.
+
+A cell is what one model wrote at one step count, temperature and guide (or held-out text, for the target). Its file,
+`report/cells/<method>-<source>-<steps>-<hash>.json`, is named after everything that decides the texts: the checkpoint's
+hash, the steps, the number of texts, the seed, temperature, top-p, jump, guide and precision. What judges said is not
+in it but in `report/cells/scores.jsonl`, by text, so another judge costs no new sampling.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tsdfm.engine.manifest import read_json, write_json
+from tsdfm.errors import UserError
+
+FORMAT = 1
+
+
+@dataclass(kw_only=True)
+class Cell:
+    """Texts and how they were made. `tokens` are whole rows [n, L]; `given` counts the prefix tokens of each row."""
+
+    key: dict[str, Any]
+    method: str
+    source: str | None
+    steps: int | None
+    nfe: int | None
+    length: int
+    anchor: int
+    end_of_text: int
+    seconds: float
+    hardware: str
+    texts: list[str]
+    tokens: list[list[int]]
+    compass_calls: float = 0.0
+    navigation: dict[str, float] = field(default_factory=dict)
+    prefixes: list[str] | None = None
+    given: list[int] | None = None
+
+    def rows(self) -> list[Tensor]:
+        """What was written of each row [n] int64: without anchor, prefix and padding."""
+        given = self.given or [0] * len(self.tokens)
+        starts = [max(self.anchor, count) for count in given]
+        return [
+            written(torch.tensor(row[start:], dtype=torch.int64), self.end_of_text)
+            for row, start in zip(self.tokens, starts, strict=True)
+        ]
+
+    def plain(self) -> dict[str, Any]:
+        """For the file; a row of tokens is one string, which keeps it readable and small."""
+        out = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {"format": FORMAT, **out, "tokens": [" ".join(map(str, row)) for row in self.tokens]}
+
+
+def written(row: Tensor, end: int) -> Tensor:
+    """A row without the end-of-text at its end, that is its padding."""
+    ends = (row != end).nonzero()
+    return row[: int(ends[-1]) + 1] if len(ends) else row[:0]
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The folder of cells; without a folder, nothing is kept."""
+
+    folder: Path | None = None
+
+    def get(self, key: Mapping[str, Any], make: Callable[[], Cell]) -> Cell:
+        """The cell of this key, from the disk or made now."""
+        path = self.path(key)
+        if path is not None and path.is_file():
+            return load_cell(path)
+        made = make()
+        self.keep(made)
+        return made
+
+    def keep(self, cell: Cell) -> None:
+        """Write a cell, in one atomic step."""
+        path = self.path(cell.key)
+        if path is not None:
+            write_json(path, cell.plain())
+
+    def path(self, key: Mapping[str, Any]) -> Path | None:
+        """Where the cell of this key is kept."""
+        if self.folder is None:
+            return None
+        text = json.dumps(key, sort_keys=True, ensure_ascii=False)
+        words = [str(key[name]) for name in ("method", "source", "steps") if key.get(name) is not None]
+        name = "-".join([*words, hashlib.sha256(text.encode()).hexdigest()[:16]])
+        return self.folder / f"{''.join(c if c.isalnum() or c in '-._' else '_' for c in name)}.json"
+
+
+def load_cell(path: Path) -> Cell:
+    """A cell from its file, or one clear line."""
+    plain = read_json(path)
+    try:
+        if plain.pop("format") != FORMAT:
+            raise ValueError("another format")
+        tokens = [[int(word) for word in row.split()] for row in plain.pop("tokens")]
+        return Cell(**plain, tokens=tokens)
+    except (KeyError, TypeError, ValueError, AttributeError) as problem:
+        raise UserError(f"{path} is damaged ({problem!r}): remove it, and it is made again") from None

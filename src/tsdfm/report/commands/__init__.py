@@ -1,0 +1,1 @@
+"""`tsdfm report …`: the paper's tables, one file each."""

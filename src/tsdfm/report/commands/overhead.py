@@ -1,0 +1,105 @@
+"""`tsdfm report overhead`: the time of a training step of every student, relative to FS-DFM."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from tsdfm.engine.manifest import read_json
+from tsdfm.errors import UserError
+from tsdfm.report.commands.refinement import metrics
+from tsdfm.report.desk import Desk, size
+from tsdfm.report.paper import OVERHEAD, SCALE_UNJUDGED
+from tsdfm.report.runs import Run
+from tsdfm.report.settings import OverheadSettings
+from tsdfm.report.table import Column, Table
+
+COLUMNS = [
+    Column("source", "source", "left"),
+    Column("method", "method", "left"),
+    Column("tau", "τ", format="g"),
+    Column("origin", "from", "left"),
+    Column("batch", "batch"),
+    Column("ms", "ms / step", format=",.1f"),
+    Column("ratio", "vs FS-DFM", format=".2f"),
+    Column("steps_timed", "steps timed"),
+    Column("torch", "torch", "left"),
+]
+
+
+def run(settings: OverheadSettings) -> Path:
+    """Make the table; returns the path of its JSON."""
+    desk = Desk("overhead", settings)
+    table = Table("overhead", "Time of a training step", list(COLUMNS))
+    students = [model for model in desk.found.models if model.is_student]
+    if not students and settings.benchmarks is None:
+        raise UserError(f"no student in {desk.found.home}: train one, or give --benchmarks")
+    timed = [(model, step_time(model)) for model in students]
+    base = {model.source: ms for model, (ms, _) in reversed(timed) if is_baseline(model) and ms is not None}
+    for model, (ms, count) in timed:
+        table.add(**row_of(desk, model, ms, count, base.get(model.source)))
+    if settings.benchmarks is not None:
+        table.rows += benchmark_rows(settings.benchmarks)
+    for method, (seconds, ratio) in OVERHEAD.items():
+        table.add(source="uniform", method=method, origin=SCALE_UNJUDGED, paper=True, ms=1000 * seconds, ratio=ratio)
+    table.notes.append(
+        "ms / step: median over the intervals of metrics.jsonl, without the first, on the run's own machine"
+    )
+    if any(base.get(model.source) is None for model in students):
+        table.notes.append("no FS-DFM run of a source: its ratios are left out")
+    table.paper = {"label": "tab:c2f_wallclock", "scale": SCALE_UNJUDGED, "figures": OVERHEAD}
+    table.about = {"hardware": None}  # a run's manifest does not name its machine; this one need not be it
+    return desk.finish(table, sampled=False)
+
+
+def is_baseline(model: Run) -> bool:
+    """Is it FS-DFM: blind midpoints?"""
+    return bool(model.settings.get("policy") == "blind")
+
+
+def row_of(desk: Desk, model: Run, ms: float | None, count: int, base: float | None) -> dict[str, Any]:
+    """The row of a student."""
+    return {
+        "source": model.source,
+        "method": desk.label(model),
+        "run": model.name,
+        "tau": None if is_baseline(model) else model.settings.get("navigate", {}).get("tau"),
+        "origin": f"ours, {size(model.parameters())}",
+        "batch": model.settings.get("loop", {}).get("batch"),
+        "ms": ms,
+        "ratio": ms / base if ms is not None and base else None,
+        "steps_timed": count,
+        "torch": model.manifest.get("versions", {}).get("torch"),
+    }
+
+
+def step_time(model: Run) -> tuple[float | None, int]:
+    """Milliseconds of a step (the median over logged intervals), and how many steps were timed.
+
+    A line of `metrics.jsonl` has the seconds since the one before; the first interval holds warm-up, so it counts
+    only where there is no other.
+    """
+    lines = [line for line in metrics(model) if line.get("kind") == "train" and line.get("seconds")]
+    spans = [(after["step"] - before["step"], after["seconds"]) for before, after in pairwise(lines)]
+    spans = [(steps, seconds) for steps, seconds in spans if steps > 0]
+    if not spans and lines:
+        spans = [(lines[0]["step"], lines[0]["seconds"])]
+    if not spans:
+        return None, 0
+    return 1000 * median(seconds / steps for steps, seconds in spans), sum(steps for steps, _ in spans)
+
+
+def benchmark_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a `student.json` of `python -m benchmarks`: steps timed in turns, on the machine the file names."""
+    found = read_json(path)
+    origin = f"benchmark, {found.get('hardware')}"
+    rows = [
+        {"method": row["step"], "origin": origin, "batch": row.get("batch"), "ms": row["ms"], "ratio": row["to fs-dfm"]}
+        for row in found.get("rows", ())
+        if isinstance(row.get("step"), str) and "ms" in row and "to fs-dfm" in row
+    ]
+    if not rows:
+        raise UserError(f"{path} times no student's step: give the student.json of `python -m benchmarks`")
+    return rows

@@ -1,0 +1,82 @@
+"""Bootstrap intervals of anything that is computed from a set of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tsdfm.errors import UserError
+
+Estimate = tuple[float, float, float]
+"""The value, and the two ends of its 95 % interval."""
+
+
+def resamples(count: int, seed: int, draws: int) -> Tensor:
+    """`draws` samples of `count` indices with replacement, [draws, count]."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(count, (draws, count), generator=generator)
+
+
+def ends(replicates: Tensor, estimate: float, centred: bool = False) -> Estimate:
+    """The interval between the 2.5th and the 97.5th percentile of the replicates [draws].
+
+    With `centred`, they are first moved so that their mean is the estimate. A resample holds some texts twice, so what
+    counts different things (the entropy of a pool, distinct-n) comes out too low in every one of them; their spread
+    is then of use, their place is not.
+    """
+    draws = len(replicates)
+    ordered = replicates.sort().values
+    low, high = ordered[int(0.025 * draws)], ordered[min(draws - 1, int(0.975 * draws))]
+    shift = estimate - float(replicates.mean()) if centred else 0.0
+    return estimate, float(low) + shift, float(high) + shift
+
+
+def mean_interval(values: Sequence[float], seed: int = 0, draws: int = 1000) -> Estimate:
+    """Mean of `values` and its 95 % bootstrap interval (percentiles of `draws` resampled means)."""
+    sample = _some(values)
+    return ends(sample[resamples(len(sample), seed, draws)].mean(1), float(sample.mean()))
+
+
+def ratio_interval(top: Sequence[float], bottom: Sequence[float], seed: int = 0, draws: int = 1000) -> Estimate:
+    """Σ top / Σ bottom over texts (a pooled mean, such as nats per token of a corpus), resampled text by text.
+
+    The interval of a rising function of it, such as exp, is that function of the ends.
+    """
+    above, below = _some(top), _some(bottom)
+    picks = resamples(len(above), seed, draws)
+    sums = below[picks].sum(1)
+    if not float(below.sum()) > 0:
+        raise UserError("a pooled mean needs something to be shared among")
+    kept = sums > 0  # a resample of empty texts alone has no mean
+    return ends(above[picks].sum(1)[kept] / sums[kept], float(above.sum() / below.sum()))
+
+
+def interval(
+    statistic: Callable[..., float],
+    *values: Sequence[Any],
+    seed: int = 0,
+    draws: int = 1000,
+    centred: bool = False,
+) -> Estimate:
+    """`statistic(*values)` and its 95 % bootstrap interval; the lists are resampled together, item by item.
+
+    Example: `interval(lambda nll, n: math.exp(sum(nll) / sum(n)), nlls, tokens)`, or `interval(bigram_entropy_bits,
+    rows, draws=200, centred=True)`. See `ends` for `centred`.
+    """
+    if not values or not len(values[0]) or any(len(column) != len(values[0]) for column in values):
+        raise UserError("an interval needs lists of the same length, with at least one item")
+    found = [
+        statistic(*([column[i] for i in picks] for column in values))
+        for picks in resamples(len(values[0]), seed, draws).tolist()
+    ]
+    return ends(torch.tensor(found, dtype=torch.float64), float(statistic(*values)), centred)
+
+
+def _some(values: Sequence[float]) -> Tensor:
+    sample = torch.as_tensor(values, dtype=torch.float64)
+    if not len(sample):
+        raise UserError("an interval needs at least one value")
+    return sample

@@ -1,0 +1,105 @@
+"""MAUVE: how far two sets of texts are from the same distribution, seen through features of a network.
+
+Both sets of features are clustered together; p and q are the shares of the clusters in each. The divergence curve is
+
+    C = { (exp(−c·KL(q ‖ r)), exp(−c·KL(p ‖ r))) : r = w·p + (1 − w)·q, 0 < w < 1 }
+
+and MAUVE the area under it: 1 for p = q, near 0 for sets that share no cluster. c = 5, as its authors chose. The value
+depends on the features, the number of clusters and the number of texts: compare only what was measured alike.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tsdfm.errors import UserError
+
+SCALE = 5.0
+POINTS = 1000
+KEEP = 0.9  # share of the variance that the features are cut to before clustering
+PER_CLUSTER = 10  # texts of a set for each cluster
+ROUNDS, STARTS = 100, 5
+
+
+def mauve(p_features: Tensor, q_features: Tensor, clusters: int | None = None, seed: int = 0) -> float:
+    """MAUVE of two sets of features [n, D] and [m, D]; `clusters` none gives a tenth of the smaller set, at least 2."""
+    if p_features.ndim != 2 or q_features.ndim != 2 or p_features.shape[1] != q_features.shape[1]:
+        raise UserError("MAUVE compares features of shape [n, D] and [m, D]")
+    fewest = min(len(p_features), len(q_features))
+    k = max(2, round(fewest / PER_CLUSTER)) if clusters is None else clusters
+    if k < 2 or fewest < 2 or k > len(p_features) + len(q_features):
+        raise UserError(f"MAUVE with {k} clusters needs at least 2 clusters and more texts than {fewest}")
+    joined = torch.cat([p_features, q_features]).double()
+    labels = kmeans(principal(torch.nn.functional.normalize(joined, dim=1)), k, seed)
+    p = torch.bincount(labels[: len(p_features)], minlength=k).double()
+    q = torch.bincount(labels[len(p_features) :], minlength=k).double()
+    return curve_area((p / p.sum()).numpy(), (q / q.sum()).numpy())
+
+
+def curve_area(p: NDArray[np.float64], q: NDArray[np.float64], scale: float = SCALE, points: int = POINTS) -> float:
+    """The area under the divergence curve of two histograms."""
+    weight = np.linspace(1e-6, 1 - 1e-6, points)[:, None]
+    mixed = weight * p + (1 - weight) * q
+    x = np.exp(-scale * divergence(q, mixed))
+    y = np.exp(-scale * divergence(p, mixed))
+    # w from 0 to 1 takes x from 1 to near 0 and y the other way; the ends are on the axes
+    x, y = np.concatenate([[1.0], x, [0.0]]), np.concatenate([[0.0], y, [1.0]])
+    return float(np.sum((x[:-1] - x[1:]) * (y[:-1] + y[1:]) / 2))
+
+
+def divergence(p: NDArray[np.float64], mixed: NDArray[np.float64]) -> NDArray[np.float64]:
+    """KL(p ‖ r) for each mixture r of [points, k]; where p is 0 nothing is added."""
+    held = p > 0
+    ratio = np.log(p[held]) - np.log(mixed[:, held])
+    total: NDArray[np.float64] = (p[held] * ratio).sum(-1)
+    return total
+
+
+def principal(x: Tensor, keep: float = KEEP) -> Tensor:
+    """The leading principal components of x [n, D] that hold `keep` of its variance."""
+    x = x - x.mean(0)
+    u, s, _ = torch.linalg.svd(x, full_matrices=False)
+    share = (s**2).cumsum(0) / (s**2).sum().clamp(min=1e-300)
+    count = min(len(s), int((share < keep).sum()) + 1)
+    kept: Tensor = u[:, :count] * s[:count]
+    return kept
+
+
+def kmeans(x: Tensor, k: int, seed: int = 0) -> Tensor:
+    """Clusters [n] of x [n, D] by Lloyd's rounds from k-means++ starts, the best of several."""
+    tries = [_lloyd(x, k, torch.Generator().manual_seed(seed * STARTS + start)) for start in range(STARTS)]
+    return min(tries, key=lambda found: found[0])[1]
+
+
+def _lloyd(x: Tensor, k: int, generator: torch.Generator) -> tuple[float, Tensor]:
+    """One start: the squared distances that are left, and the clusters."""
+    centres = _spread(x, k, generator)
+    labels = torch.cdist(x, centres).argmin(1)
+    for _ in range(ROUNDS):
+        centres = _means(x, labels, centres)
+        moved = torch.cdist(x, centres).argmin(1)
+        if torch.equal(moved, labels):
+            break
+        labels = moved
+    return float(((x - centres[labels]) ** 2).sum()), labels
+
+
+def _spread(x: Tensor, k: int, generator: torch.Generator) -> Tensor:
+    """k-means++: each next centre is a point drawn in proportion to its squared distance from those before."""
+    picks = [int(torch.randint(len(x), (1,), generator=generator))]
+    distance = ((x - x[picks[0]]) ** 2).sum(1)
+    for _ in range(1, k):
+        weight = distance if float(distance.sum()) > 0 else torch.ones_like(distance)
+        picks.append(int(torch.multinomial(weight, 1, generator=generator)))
+        distance = torch.minimum(distance, ((x - x[picks[-1]]) ** 2).sum(1))
+    return x[picks]
+
+
+def _means(x: Tensor, labels: Tensor, centres: Tensor) -> Tensor:
+    """The mean of each cluster; one that has lost all its points stays where it was."""
+    counts = torch.bincount(labels, minlength=len(centres)).to(x.dtype)
+    sums = torch.zeros_like(centres).index_add_(0, labels, x)
+    return torch.where(counts[:, None] > 0, sums / counts.clamp(min=1)[:, None], centres)

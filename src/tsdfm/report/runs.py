@@ -1,0 +1,179 @@
+"""Which runs a report is about: those in a pipeline's folder, or those that are named. Read off their manifests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tsdfm.engine.checkpoint import find_checkpoint
+from tsdfm.engine.manifest import NAME as MANIFEST
+from tsdfm.engine.manifest import read_json, read_manifest
+from tsdfm.errors import UserError
+
+ORDER = ("teacher", "fs-dfm", "control", "ts-dfm")
+SOURCES = ("uniform", "mask")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained run and what its manifest says."""
+
+    path: Path
+    manifest: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def method(self) -> str:
+        return str(self.manifest["stage"])
+
+    @property
+    def kind(self) -> str | None:
+        """`model`, `compass`, `tokens`, or none of what a report needs."""
+        model = self.manifest.get("model")
+        if isinstance(model, dict) and "schedule" in model:
+            return "model"
+        if isinstance(self.manifest.get("compass"), dict):
+            return "compass"
+        return "tokens" if self.manifest.get("stage") == "tokens" else None
+
+    @property
+    def source(self) -> str:
+        part = self.manifest.get("model") if self.kind == "model" else self.manifest.get("compass")
+        return str((part or {}).get("source"))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.manifest.get("settings", {})
+        return found
+
+    @property
+    def is_student(self) -> bool:
+        """Does it know its step size?"""
+        return bool((self.manifest.get("model") or {}).get("step_size"))
+
+    def input(self, name: str) -> Path | None:
+        """Where an input of the run was when it ran."""
+        found = self.manifest.get("inputs", {}).get(name)
+        return Path(found["path"]) if found else None
+
+    def started_from(self) -> str | None:
+        """`DFM` for a student that started from a teacher, `FS-DFM` for one that started from a student."""
+        origin = self.input("init_from")
+        if origin is None:
+            return None
+        for place in (origin, self.path.parent / origin.name):
+            if (place / MANIFEST).is_file():
+                return "FS-DFM" if Run(place, read_manifest(place)).is_student else "DFM"
+        return "DFM" if origin.name.startswith("teacher") else "FS-DFM"
+
+    def parameters(self) -> int:
+        """Weights of the network, counted without making them."""
+        import torch
+
+        from tsdfm.nn.velocity import read_spec
+
+        with torch.device("meta"):
+            net = read_spec(self.path).network()
+        return sum(p.numel() for p in net.parameters())
+
+
+@dataclass(frozen=True)
+class Found:
+    """The runs of a report, in order: by source, then teacher, FS-DFM, control, TS-DFM, others."""
+
+    home: Path
+    models: tuple[Run, ...]
+    compasses: tuple[Run, ...]
+    tokens: Path | None
+
+    def compass_for(self, run: Run) -> Path | None:
+        """The compass of the run's source: among those found, beside the run, or the one it was trained with."""
+        for compass in self.compasses:
+            if compass.source == run.source:
+                return compass.path
+        for place in (run.path.parent / f"compass-{run.source}", run.input("compass")):
+            if place is not None and (place / MANIFEST).is_file():
+                return place
+        return None
+
+    def tokens_or_refuse(self) -> Path:
+        """The tokens folder."""
+        if self.tokens is None:
+            raise UserError(f"no tokens folder beside {self.home} or where its runs had it: give --tokens")
+        return self.tokens
+
+    def pick(self, methods: Sequence[str], what: str) -> list[Run]:
+        """The runs of the first of these methods that any run has, one for each source."""
+        for method in methods:
+            found = [run for run in self.models if run.method == method]
+            if found:
+                return first_of_each_source(found)
+        students = [run for run in self.models if run.is_student]
+        if not (students or self.models):
+            raise UserError(f"no model in {self.home}: {what}")
+        return first_of_each_source(students or list(self.models))
+
+
+def first_of_each_source(runs: Iterable[Run]) -> list[Run]:
+    """One run for each source."""
+    out: dict[str, Run] = {}
+    for run in runs:
+        out.setdefault(run.source, run)
+    return list(out.values())
+
+
+def find_runs(paths: Sequence[Path], tokens: Path | None = None) -> Found:
+    """The runs in a pipeline's folder (its subfolders with a manifest), or the run folders themselves."""
+    if not paths:
+        raise UserError("give a pipeline's folder, or run folders")
+    runs: list[Run] = []
+    for path in paths:
+        if not path.is_dir():
+            raise UserError(f"no folder at {path}: give a pipeline's folder, or run folders")
+        own = Run(path, read_manifest(path)) if (path / MANIFEST).is_file() else None
+        runs += [own] if own is not None and own.kind else in_folder(path)
+    if not any(run.kind in ("model", "compass") for run in runs):
+        raise UserError(f"{paths[0]} holds no finished teacher, student or compass: give a pipeline's folder or runs")
+    home = paths[0] if len(paths) == 1 and paths[0] != runs[0].path else runs[0].path.parent
+    models = sorted((r for r in runs if r.kind == "model"), key=place_of)
+    compasses = sorted((r for r in runs if r.kind == "compass"), key=place_of)
+    return Found(home, tuple(models), tuple(compasses), tokens or tokens_of(home, runs))
+
+
+def in_folder(folder: Path) -> list[Run]:
+    """The finished runs directly inside a folder."""
+    found = []
+    for path in sorted(p for p in folder.iterdir() if (p / MANIFEST).is_file()):
+        run = Run(path, read_json(path / MANIFEST))
+        if run.kind == "tokens" or (run.kind is not None and has_checkpoint(path)):
+            found.append(run)
+    return found
+
+
+def has_checkpoint(path: Path) -> bool:
+    """Has the run come as far as a checkpoint?"""
+    try:
+        find_checkpoint(path)
+    except UserError:
+        return False
+    return True
+
+
+def tokens_of(home: Path, runs: Sequence[Run]) -> Path | None:
+    """The tokens: among what was given, in the pipeline's folder, or where the runs had them."""
+    places = [run.path for run in runs if run.kind == "tokens"]
+    places += [home / "tokens", *(place for run in runs if (place := run.input("tokens")) is not None)]
+    return next((place for place in places if (place / MANIFEST).is_file()), None)
+
+
+def place_of(run: Run) -> tuple[int, int, str]:
+    """Where a run stands in a table."""
+    source = SOURCES.index(run.source) if run.source in SOURCES else len(SOURCES)
+    plain = run.name == f"compass-{run.source}"  # a second compass of a source comes after the first
+    rank = ORDER.index(run.method) if run.method in ORDER else len(ORDER)
+    return source, -1 if plain else rank, run.name

@@ -1,0 +1,56 @@
+"""From what was named on the command line to trajectories: read from files, or sampled from models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tsdfm.engine.manifest import NAME as MANIFEST
+from tsdfm.engine.manifest import read_json
+from tsdfm.errors import UserError
+from tsdfm.samples.trajectory import Trajectory
+from tsdfm.view.settings import ViewSettings
+
+
+def find_trajectories(settings: ViewSettings) -> list[Trajectory]:
+    """Everything the paths lead to, in their order."""
+    return [way for path in settings.paths for way in at(path, settings)]
+
+
+def at(path: Path, settings: ViewSettings) -> list[Trajectory]:
+    """The trajectories of one path. Only what has to be sampled loads a model."""
+    if path.is_file():
+        return [Trajectory.load(path)]
+    if not path.is_dir():
+        raise UserError(f"nothing at {path}: give a pipeline folder, a run folder or a trajectory file")
+    if is_model(path):
+        return sampled([path], settings.compass, settings)
+    recorded = sorted((path / "report" / "trajectories").glob("*.json"))
+    if recorded and not settings.sample:
+        return [Trajectory.load(file) for file in recorded]
+    models = [folder.parent for folder in sorted(path.glob(f"*/{MANIFEST}")) if is_model(folder.parent)]
+    if not models:
+        raise UserError(f"{path} holds neither trajectories nor trained models: give what `tsdfm pipeline` made")
+    return [way for model in models for way in sampled([model], settings.compass or beside(model), settings)]
+
+
+def is_model(folder: Path) -> bool:
+    """Is it a run or a checkpoint of a model that writes?"""
+    if not (folder / MANIFEST).is_file():
+        return False
+    return isinstance(read_json(folder / MANIFEST).get("model"), dict)
+
+
+def beside(model: Path) -> Path | None:
+    """The pipeline's compass for a model: OUT/compass-<source>, where there is one that has been trained."""
+    source = read_json(model / MANIFEST)["model"].get("source")
+    compass = model.parent / f"compass-{source}"
+    return compass if (compass / MANIFEST).is_file() and (compass / "checkpoints").is_dir() else None
+
+
+def sampled(models: Sequence[Path], compass: Path | None, settings: ViewSettings) -> list[Trajectory]:
+    """Sample models, all from the same seed."""
+    from tsdfm.samples.model import load
+    from tsdfm.view.record import record
+
+    return [record(load(model), compass, steps=settings.steps, n=settings.n, seed=settings.seed) for model in models]

@@ -1,0 +1,11 @@
+"""What holds for every test: no network, and Triton's kernels by its interpreter where no GPU is.
+
+Triton reads its switch when it is first imported, and half the libraries here import it, so it is set before any test.
+"""
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")

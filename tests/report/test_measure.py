@@ -1,0 +1,171 @@
+"""The measuring stage: its rows, its cells, what is sampled again and what is not, and the mark of collapse."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tsdfm
+from tsdfm.compass import load_compass
+from tsdfm.errors import UserError
+from tsdfm.report.cells import Cells, load_cell
+from tsdfm.report.measure import MeasureSettings, mark_collapsed, measure, real_row, run
+from tsdfm.report.metrics import entropy_bits
+from tsdfm.report.score import Bench
+from tsdfm.samples.guide import Guide
+from tsdfm.samples.model import TextModel
+from tsdfm.student.settings import NavigateSettings
+from tsdfm.tokens.rows import TokenRows
+
+SMALL = MeasureSettings(steps=(2, 3), teacher_steps=(2,), samples=6, seed=5, device="cpu")
+PROTOCOL = (
+    *("method", "source", "steps", "nfe", "compass_calls", "guide", "samples", "length", "temperature", "top_p"),
+    *("draw", "seed", "checkpoint", "judge", "tokens_per_s", "texts", "collapsed", "hardware"),
+    *("valid", "valid_interval", "ppl", "ppl_interval", "nll", "nll_valid", "broken_rules", "ppl_corpus"),
+    *("ppl_median", "bits_per_char", "entropy_bits", "entropy_nats", "entropy_interval", "bigram_entropy_bits"),
+    *("repetition", "distinct_1", "distinct_2", "distinct_3", "next_token_accuracy", "judges"),
+)
+
+
+def no_sampling(*_: Any, **__: Any) -> None:
+    raise AssertionError("sampled again")
+
+
+def test_rows_follow_the_protocol_and_are_the_models_own_texts(report_home: Path) -> None:
+    student = report_home / "fs-dfm-uniform"
+    said: list[str] = []
+    rows = measure(SMALL, student, said.append)
+    assert [row["steps"] for row in rows] == [2, 3]
+    assert len(said) == 2
+    assert not [name for name in PROTOCOL if name not in rows[0]]
+    made = tsdfm.load(student, "cpu")
+    samples = made.sample(6, 2, 5)
+    assert rows[0]["texts"] == samples.texts[:2]
+    end = made.tokenizer.end_of_text
+    kept = []
+    for row in samples.tokens[:, 1:].tolist():
+        while row and row[-1] == end:
+            row.pop()
+        kept.append(torch.tensor(row, dtype=torch.int64))
+    assert rows[0]["entropy_bits"] == pytest.approx(sum(entropy_bits(kept)) / 6)
+    assert rows[0]["method"] == "fs-dfm"
+    assert rows[0]["checkpoint"] == made.velocity.sha256[:16]
+    json.dumps(rows)
+
+
+def test_a_teacher_has_its_own_steps_unless_there_are_none(report_home: Path) -> None:
+    teacher = report_home / "teacher-uniform"
+    assert [row["steps"] for row in measure(SMALL, teacher, lambda _: None)] == [2]
+    own = replace(SMALL, teacher_steps=())
+    assert [row["steps"] for row in measure(own, teacher, lambda _: None, name="mine")] == [2, 3]
+    assert measure(own, teacher, lambda _: None, name="mine")[0]["method"] == "mine"
+
+
+def test_nothing_is_sampled_twice(report_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models, tokens = [report_home / "teacher-uniform", report_home / "fs-dfm-uniform"], report_home / "tokens"
+    run(SMALL, models, tokens, tmp_path)
+    first = json.loads((tmp_path / "metrics.json").read_text())
+    assert [row["method"] for row in first] == ["teacher", "fs-dfm", "fs-dfm", "held-out text"]
+    assert json.loads((tmp_path / "manifest.json").read_text())["stage"] == "report"
+    cells = sorted((tmp_path / "cells").glob("fs-dfm-uniform-*.json"))
+    assert len(cells) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(TextModel, "sample", no_sampling)
+        run(SMALL, models, tokens, tmp_path)
+        assert json.loads((tmp_path / "metrics.json").read_text()) == first
+        another = replace(SMALL, world="", judges=("world:full",))  # another judge reads the same texts
+        run(another, models, tokens, tmp_path)
+        with pytest.raises(AssertionError, match="sampled again"):
+            run(replace(SMALL, temperature=0.9), models, tokens, tmp_path)
+    cells[0].unlink()
+    calls = []
+    plain = TextModel.sample
+    monkeypatch.setattr(TextModel, "sample", lambda *a, **k: calls.append(1) or plain(*a, **k))
+    run(SMALL, models, tokens, tmp_path)
+    assert len(calls) == 1  # what was missing, and no more
+    again = json.loads((tmp_path / "metrics.json").read_text())
+    timeless = [[{k: v for k, v in row.items() if k != "tokens_per_s"} for row in rows] for rows in (first, again)]
+    assert timeless[0] == timeless[1]
+
+
+def test_a_guided_cell_is_another_cell(report_home: Path, tmp_path: Path) -> None:
+    student = report_home / "fs-dfm-uniform"
+    compass = load_compass(report_home / "compass-uniform", "cpu")
+    few = replace(SMALL, steps=(2,), samples=3)
+    bench = Bench(few, Cells(tmp_path))
+    plain = measure(few, student, lambda _: None, bench=bench)[0]
+    found = {}
+    for k in (1, 3):
+        guide = Guide("sequence-to-token", compass, NavigateSettings(k=k, tau=0.0))
+        found[k] = measure(few, student, lambda _: None, guide=guide, bench=bench)[0]
+    assert (plain["guide"], plain["compass_calls"]) == (None, 0.0)
+    assert found[1]["guide"] == "sequence-to-token"
+    assert found[3]["compass_calls"] > found[1]["compass_calls"] > 0
+    assert len(list(tmp_path.glob("*.json"))) == 3
+    guided = [c for c in map(load_cell, tmp_path.glob("*.json")) if c.key["guide"]]
+    assert all(c.navigation["nav/accept"] <= 1 for c in guided)
+
+
+def test_judges_side_by_side(report_home: Path) -> None:
+    two = replace(SMALL, steps=(2,), judges=("world:full", "world:small"))
+    row = measure(two, report_home / "fs-dfm-uniform", lambda _: None)[0]
+    assert [name.rsplit(":", 1)[0] for name in row["judges"]] == ["story-world:small", "story-world:full"]
+    assert row["judge"] == next(iter(row["judges"]))
+    assert row["ppl"] == pytest.approx(row["judges"][row["judge"]]["ppl"])
+    assert row["nll"] == pytest.approx(row["judges"][row["judge"]]["nll"])
+    bare = measure(replace(SMALL, steps=(2,), world=None), report_home / "fs-dfm-uniform", lambda _: None)[0]
+    assert "valid" not in bare
+    assert bare["judges"] == {}
+
+
+def test_held_out_text_is_read_as_it_is(report_home: Path) -> None:
+    row = real_row(SMALL, report_home / "tokens")
+    rows = TokenRows(report_home / "tokens", "valid")
+    assert row["method"] == "held-out text"
+    assert row["valid"] == 1.0
+    assert row["samples"] == 6
+    first = [int(t) for t in rows[0] if t != rows.end_of_text]
+    assert row["texts"][0] == rows.tokenizer.decode(first)
+
+
+def test_more_than_one_bit_under_real_text_is_collapsed() -> None:
+    rows: list[dict[str, Any]] = [{"method": "a", "entropy_bits": e} for e in (4.0, 3.01, 2.99)]
+    mark_collapsed([*rows, {"method": "held-out text", "entropy_bits": 4.0}])
+    assert [row["collapsed"] for row in rows] == [False, False, True]
+    mark_collapsed(rows)  # nothing to compare with
+    assert [row["collapsed"] for row in rows] == [False, False, False]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"steps": ()}, {"samples": 0}, {"teacher_steps": (0,)}, {"temperatures": (0.0,)}, {"show": -1}]
+)
+def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UserError):
+        MeasureSettings(**wrong)
+
+
+def test_a_damaged_cell_is_named(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text('{"format": 1, "tokens": [3]}')
+    with pytest.raises(UserError, match=r"x\.json is damaged"):
+        load_cell(tmp_path / "x.json")
+
+
+def test_packed_rows_are_read_whole(report_home: Path, tmp_path: Path) -> None:
+    from tsdfm.tokens.run import run as make_tokens
+    from tsdfm.tokens.settings import TokensSettings
+
+    packed = TokensSettings(
+        corpus=report_home / "corpus", out=tmp_path / "tokens", vocab_size=400, length=48, layout="packed", workers=1
+    )
+    row = real_row(replace(SMALL, world="", judges=("world:small",)), make_tokens(packed))
+    rows = TokenRows(tmp_path / "tokens", "valid")
+    assert rows.anchor == 0
+    assert row["texts"][0] == rows.tokenizer.decode(rows[0].astype("int64"), end="\n\n")
+    assert "\n\n" in row["texts"][0]
+    assert "valid" not in row
+    assert row["ppl"] > 1

@@ -1,0 +1,183 @@
+"""Diversity against sacrebleu, closed forms and brute force; pass@k against binomials; MAUVE against its integral."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from tsdfm.errors import UserError
+from tsdfm.report.metrics import (
+    bleu,
+    edit_distance,
+    levenshtein,
+    mauve,
+    pairs,
+    pass_at_k,
+    passes_at_k,
+    position_difference,
+    self_bleu,
+    token_accuracy,
+    token_agreement,
+)
+from tsdfm.report.metrics.mauve import curve_area, kmeans, principal
+
+
+def random_texts(seed: int, count: int, words: int) -> list[list[str]]:
+    draw = random.Random(seed)
+    return [[draw.choice("abcdefg") for _ in range(draw.randint(1, words))] for _ in range(count)]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_self_bleu_is_sacrebleus(seed: int) -> None:
+    sacrebleu = pytest.importorskip("sacrebleu")
+    texts = random_texts(seed, 6, 18)
+    found = self_bleu(texts)
+    for i, text in enumerate(texts):
+        others = [" ".join(other) for j, other in enumerate(texts) if j != i]
+        theirs = sacrebleu.sentence_bleu(
+            " ".join(text), others, smooth_method="exp", tokenize="none", use_effective_order=True
+        )
+        assert found[i] == pytest.approx(theirs.score / 100, abs=1e-9)
+        assert bleu(text, [t for j, t in enumerate(texts) if j != i]) == pytest.approx(found[i], abs=1e-12)
+
+
+def test_self_bleu_at_its_ends() -> None:
+    assert self_bleu([[1, 2, 3, 4, 5]] * 3) == pytest.approx([1.0] * 3)
+    assert self_bleu([[1, 2, 3, 4], [5, 6, 7, 8], []]) == [0.0, 0.0, 0.0]
+    with pytest.raises(UserError, match="at least two"):
+        self_bleu([[1]])
+    # by hand: 3 of 4 words after clipping, 2 of 3 bigrams, 1 of 2 trigrams, no four-gram; as long as its reference
+    by_hand = (3 / 4 * 2 / 3 * 1 / 2 * 1 / 2) ** 0.25
+    assert bleu([1, 2, 3, 3], [[1, 2, 3, 4]]) == pytest.approx(by_hand)
+    assert bleu([1, 2], [[1, 1, 2]]) == pytest.approx(math.exp(1 - 3 / 2))  # all there, but too short
+
+
+def brute(a: tuple[int, ...], b: tuple[int, ...]) -> int:
+    @cache
+    def d(i: int, j: int) -> int:
+        if not i or not j:
+            return i + j
+        return min(d(i - 1, j) + 1, d(i, j - 1) + 1, d(i - 1, j - 1) + (a[i - 1] != b[j - 1]))
+
+    return d(len(a), len(b))
+
+
+def test_levenshtein_is_the_recursion() -> None:
+    draw = random.Random(0)
+    for _ in range(100):
+        a, b = (tuple(draw.randrange(3) for _ in range(draw.randrange(9))) for _ in range(2))
+        assert levenshtein(a, b) == brute(a, b)
+    assert levenshtein([ord(c) for c in "kitten"], [ord(c) for c in "sitting"]) == 3
+
+
+def test_pairwise_edit_distance() -> None:
+    texts = [[1, 2, 3, 4], [2, 3, 4, 5], [1, 2, 3, 4], []]
+    assert edit_distance(texts) == pytest.approx([2 / 4, 0, 1, 2 / 4, 1, 1])
+    some = edit_distance([[i, i + 1] for i in range(20)], most=7, seed=2)
+    assert len(some) == 7
+    assert len({tuple(p) for p in pairs(20, 7, 2).tolist()}) == 7
+    assert pairs(4).tolist() == [list(p) for p in itertools.combinations(range(4), 2)]
+    assert edit_distance([[], []]) == [0.0]
+
+
+def test_position_difference_and_agreement_follow_the_paper() -> None:
+    rows = torch.tensor([[1, 2, 3, 4], [1, 2, 9, 9], [1, 5, 3, 8]])
+    by_pair = [(rows[i] != rows[j]).double().mean().item() for i, j in itertools.combinations(range(3), 2)]
+    assert np.mean(position_difference(rows)) == pytest.approx(np.mean(by_pair))
+    assert position_difference(rows)[0] == pytest.approx((2 / 4 + 2 / 4) / 2)
+    assert token_agreement(rows) == pytest.approx([1, 2 / 3, 2 / 3, 1 / 3])
+    shifted = torch.tensor([[1, 2, 3, 4], [2, 3, 4, 1]])
+    assert position_difference(shifted) == [1.0, 1.0]  # Levenshtein knows better
+    assert edit_distance(shifted.tolist()) == [0.5]
+
+
+def test_predicted_tokens_alone_count() -> None:
+    predicted, reference = torch.tensor([[1, 2, 3, 4], [1, 2, 3, 4], [5, 5, 5, 5]]), torch.tensor([1, 2, 0, 4])
+    where = torch.tensor([[False, False, True, True], [True, True, True, True], [False] * 4])
+    assert token_accuracy(predicted, reference.expand(3, 4), where) == pytest.approx([0.5, 0.75])
+    assert token_accuracy(predicted, reference.expand(3, 4), torch.tensor([False, True, False, False])) == [1, 1, 0]
+
+
+def test_pass_at_k_is_the_binomial_ratio() -> None:
+    for n, c, k in itertools.product(range(1, 9), range(9), range(1, 9)):
+        if c > n or k > n:
+            with pytest.raises(UserError):
+                pass_at_k(n, c, k)
+            continue
+        assert pass_at_k(n, c, k) == pytest.approx(1 - math.comb(n - c, k) / math.comb(n, k), abs=1e-12)
+    exact = 1 - math.comb(9_700, 3_000) / math.comb(10_000, 3_000)
+    assert pass_at_k(10_000, 300, 3_000) == pytest.approx(exact, rel=1e-12)
+    assert passes_at_k([0, 1, 4], 4, 1) == pytest.approx([0, 0.25, 1])
+    # without bias: the mean over all draws of k is the share that has a right one
+    right = [True, False, False, True, False]
+    share = np.mean([any(pick) for pick in itertools.combinations(right, 2)])
+    assert pass_at_k(5, 2, 2) == pytest.approx(share)
+
+
+def test_the_divergence_curve_at_its_ends() -> None:
+    p = np.array([0.2, 0.3, 0.5])
+    assert curve_area(p, p) == pytest.approx(1.0)
+    assert curve_area(np.array([1.0, 0.0]), np.array([0.0, 1.0])) < 0.01
+    q = np.array([0.5, 0.3, 0.2])
+    assert curve_area(p, q) == pytest.approx(curve_area(q, p))
+    # what the authors' own package (mauve-text 0.4.0) gives for these two and 25 mixtures
+    p, q = np.array([0.1, 0.2, 0.3, 0.4]), np.array([0.4, 0.3, 0.25, 0.05])
+    assert curve_area(p, q, points=25) == pytest.approx(0.5503615177827546, rel=1e-12)
+
+
+def test_disjoint_histograms_have_a_closed_form() -> None:
+    """p and q share nothing: x = (1 − w)^c, y = w^c, and the area is c·B(c, c + 1) = c·Γ(c)Γ(c + 1)/Γ(2c + 1)."""
+    p, q = np.array([1.0, 0.0]), np.array([0.0, 1.0])
+    for c in (1.0, 2.0, 5.0):
+        area = c * math.gamma(c) * math.gamma(c + 1) / math.gamma(2 * c + 1)
+        assert curve_area(p, q, scale=c, points=4000) == pytest.approx(area, rel=1e-4)
+
+
+def test_mauve_orders_sets_by_how_near_they_are() -> None:
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.randn(6, 16, generator=generator) * 4
+
+    def draw(weights: list[float], n: int = 300) -> torch.Tensor:
+        which = torch.multinomial(torch.tensor(weights), n, replacement=True, generator=generator)
+        return centres[which] + torch.randn(n, 16, generator=generator) * 0.3
+
+    flat = [1.0] * 6
+    same = mauve(draw(flat), draw(flat), clusters=6)
+    near = mauve(draw(flat), draw([2.0, 2.0, 1.0, 1.0, 1.0, 1.0]), clusters=6)
+    far = mauve(draw(flat), draw([1.0, 0.0, 0.0, 0.0, 0.0, 0.0]), clusters=6)
+    assert same > near > far
+    assert same > 0.95
+    assert far < 0.3
+    assert mauve(draw([1.0, 1.0, 0, 0, 0, 0]), draw([0, 0, 1.0, 1.0, 0, 0])) < 0.02
+    a, b = draw(flat), draw(flat)
+    assert mauve(a, b) == mauve(a, b)
+
+
+def test_clusters_are_found() -> None:
+    generator = torch.Generator().manual_seed(1)
+    truth = torch.arange(5).repeat(40)
+    x = torch.randn(5, 8, generator=generator)[truth] * 5 + torch.randn(200, 8, generator=generator) * 0.1
+    labels = kmeans(principal(x.double()), 5)
+    joint = torch.unique(torch.stack([truth, labels], 1), dim=0)
+    assert len(joint) == 5  # each true group is one cluster
+
+
+def test_principal_parts_keep_the_variance() -> None:
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(100, 1, generator=generator) @ torch.randn(1, 6, generator=generator)
+    x = (x + 1e-3 * torch.randn(100, 6, generator=generator)).double()
+    assert principal(x).shape == (100, 1)
+    everything = principal(x, keep=1.0)
+    torch.testing.assert_close(torch.cdist(everything, everything), torch.cdist(x, x), rtol=1e-6, atol=1e-6)
+
+
+def test_mauve_refuses_what_it_cannot_compare() -> None:
+    for bad in ((torch.zeros(5, 3), torch.zeros(5, 4)), (torch.zeros(1, 3), torch.zeros(5, 3))):
+        with pytest.raises(UserError, match="MAUVE"):
+            mauve(*bad)

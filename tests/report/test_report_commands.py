@@ -1,0 +1,228 @@
+"""Every `tsdfm report …` command, end to end on a small pipeline's folder."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tsdfm.cli import VERBS, main, read
+from tsdfm.corpus.world import world_named
+from tsdfm.judges.world import WorldJudge
+from tsdfm.report.cells import load_cell
+from tsdfm.report.desk import command_line
+from tsdfm.report.paper import LABELS, MAIN
+from tsdfm.report.settings import CandidatesSettings
+from tsdfm.student.settings import NavigateSettings
+
+SAMPLES = ["--samples", "4", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def out(report_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tables")
+
+
+def table(home: Path, out: Path, name: str, *more: str, file: str = "") -> dict[str, Any]:
+    """Run a command and read its JSON; the Markdown and LaTeX are there too."""
+    assert main(["report", name, str(home), "--out", str(out), *SAMPLES, *more]) == 0
+    file = file or name
+    for ending in ("md", "tex"):
+        assert (out / f"{file}.{ending}").read_text().strip()
+    found: dict[str, Any] = json.loads((out / f"{file}.json").read_text())
+    assert {"title", "columns", "rows", "notes", "paper", "command", "hardware", "seed", "samples"} <= set(found)
+    for column in found["columns"]:
+        assert {"name", "label", "align", "format"} == set(column)
+    assert found["command"].startswith(f"tsdfm report {name} ")
+    if name in LABELS:
+        assert found["paper"]["label"].split(",")[0] in LABELS[name]
+    return found
+
+
+def ours(found: dict[str, Any]) -> list[dict[str, Any]]:
+    return [row for row in found["rows"] if not row.get("paper") and row.get("method") != "held-out text"]
+
+
+def test_main(report_home: Path, out: Path) -> None:
+    found = table(report_home, out, "main", "--steps", "2,4")
+    assert [row["method"] for row in ours(found)] == ["teacher", "fs-dfm", "control", "ts-dfm"]
+    quoted = [row for row in found["rows"] if row.get("paper")]
+    assert len(quoted) == 4
+    assert quoted[0]["at_4"] == "749.9 (8.1)"  # with the paper's own digits
+    assert quoted[0]["ppl_1024"] == MAIN["uniform"]["teacher"][1024][1] == 82.8
+    assert "paper, 170M, GPT-2 judge" in (out / "main.md").read_text()
+    held_out = next(row for row in found["rows"] if row["method"] == "held-out text")
+    assert held_out["at_2"] == held_out["at_4"]
+    assert any("story-world:small:" in note and "4 texts" in note for note in found["notes"])
+    valid = json.loads((out / "main-valid.json").read_text())
+    assert [c["name"] for c in valid["columns"]][-2:] == ["valid_2", "valid_4"]
+
+
+def test_main_under_a_second_judge(report_home: Path, out: Path) -> None:
+    found = table(report_home, out, "main", "--steps", "2", "--judges", "world:full")
+    second = json.loads((out / "main-judge-2.json").read_text())
+    assert "story-world:full:" in second["title"]
+    assert [row["method"] for row in second["rows"]] == ["teacher", "fs-dfm", "control", "ts-dfm", "held-out text"]
+    for one, two in zip(ours(found), ours(second), strict=True):
+        assert one["entropy_bits_2"] == two["entropy_bits_2"]
+        assert one["ppl_2"] != two["ppl_2"]
+    assert second["rows"][-1]["ppl"] != next(r for r in found["rows"] if r["method"] == "held-out text")["ppl"]
+
+
+def test_measure_and_its_settings_are_taken_up(report_home: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    shutil.copytree(report_home, home)
+    words = ["--steps", "2", "--teacher-steps", "3", "--samples", "3", "--seed", "8", "--frontier"]
+    assert main(["report", "measure", str(home), *words]) == 0
+    rows = json.loads((home / "report" / "metrics.json").read_text())
+    assert [(row["method"], row["steps"], row["seed"]) for row in rows][:2] == [("teacher", 3, 8), ("fs-dfm", 2, 8)]
+    assert json.loads((home / "report" / "frontier.json").read_text())["samples"] == 3
+    before = {p.name for p in (home / "report" / "cells").iterdir()}
+    assert main(["report", "main", str(home)]) == 0
+    found = json.loads((home / "report" / "main.json").read_text())
+    assert (found["samples"], found["seed"]) == (3, 8)
+    assert [c["name"] for c in found["columns"]][3:] == ["at_2", "at_3", "at_1024"]
+    assert {p.name for p in (home / "report" / "cells").iterdir()} == before  # nothing was sampled again
+
+
+def test_frontier(report_home: Path, out: Path) -> None:
+    found = table(report_home, out, "frontier", "--steps", "2", "--temperatures", "0.7,1.0,1.3", "--draws", "20")
+    assert len(found["points"]) == 4 * 3
+    assert found["target"]["entropy_bits"] > 0
+    control = next(row for row in found["rows"] if row["method"] == "control")
+    assert control["at_own"] == "control"
+    for row in ours(found):
+        for name in ("ratio_at_own_entropy", "bigram_ratio_over_overlap"):
+            assert row["method"] == "control" or row[name] is None or row[name] > 0
+    for name in ("frontier", "frontier-bigrams"):
+        assert (out / f"{name}.svg").read_text().startswith("<svg")
+    missing = table(report_home, out, "frontier", "--steps", "2", "--temperatures", "1.0", "--control", "nobody")
+    assert any("the control is fs-dfm" in note for note in missing["notes"])
+
+
+def test_threshold(report_home: Path, out: Path) -> None:
+    found = table(report_home, out, "threshold", "--steps", "2")
+    assert [(row["tau"], row["init"]) for row in ours(found)] == [(0.1, "FS-DFM")]
+    starred = [row for row in found["rows"] if row.get("paper") and row["marks"]]
+    assert {(row["tau"], row["init"]) for row in starred} == {(0.02, "DFM"), (0.02, "FS-DFM")}
+
+
+def test_candidates(report_home: Path, out: Path) -> None:
+    found = table(report_home, out, "candidates", "--steps", "2", "--k", "1,3", "--navigate.tau", "0")
+    rows = ours(found)
+    assert [row["k"] for row in rows] == ["no guidance", 1, 3]
+    assert [row["compass_calls"] for row in rows] == [0.0, 4.0, 8.0]  # two steps of K candidates and a safeguard
+    assert {row["method"] for row in rows} == {"fs-dfm"}
+
+
+def test_policy(report_home: Path, out: Path) -> None:
+    found = table(report_home, out, "policy", "--steps", "2,8", "--navigate.k", "2")
+    assert [row["policy"] for row in ours(found)][:4] == ["none", "sequence", "token", "sequence-to-token"]
+    quoted = [row for row in found["rows"] if row.get("paper")]
+    assert {row["steps"] for row in quoted} == {8}
+
+
+def test_refinement(report_home: Path, out: Path) -> None:
+    found = table(report_home, out, "refinement", "--steps", "4")
+    by_time = {row["when"]: row for row in ours(found)}
+    assert by_time["generation"]["steps"] == 4
+    assert 0 <= by_time["generation"]["accept"] <= 1
+    assert by_time["generation"]["replaced_share"] == pytest.approx(by_time["generation"]["replaced"] / 48)
+    assert by_time["training"]["method"] == "ts-dfm"
+
+
+def test_diversity(report_home: Path, out: Path) -> None:
+    few = ["--times", "0,0.9", "--midpoints", "2", "--completions", "3", "--steps", "8"]
+    early, late = ours(table(report_home, out, "diversity", *few))
+    assert (early["method"], early["t_mid"], late["t_mid"]) == ("ts-dfm", 0.0, 0.9)
+    assert late["edit_distance"] < early["edit_distance"]
+    assert late["self_bleu"] > early["self_bleu"]
+    again = ours(table(report_home, out, "diversity", *few))
+    assert again == [early, late]
+
+
+def test_compass_table_leaves_the_collected_validations_alone(report_home: Path, out: Path) -> None:
+    (out / "compass.json").write_text("{}")
+    found = table(report_home, out, "compass", file="compass-table")
+    assert (out / "compass.json").read_text() == "{}"
+    validation = json.loads((report_home / "compass-uniform" / "validation.json").read_text())
+    row = next(row for row in found["rows"] if row["what"] == "accuracy, token_repeat")
+    assert row["uniform_value"] == validation["accuracy"]["token_repeat"]
+    assert row["uniform_paper"] == "98.8%"
+
+
+def test_overhead(report_home: Path, out: Path) -> None:
+    rows = ours(table(report_home, out, "overhead"))
+    assert [row["method"] for row in rows] == ["fs-dfm", "control", "ts-dfm"]
+    assert rows[0]["ratio"] == 1.0
+    assert all(row["ms"] > 0 for row in rows)
+
+
+def test_prefix_scores_the_continuation_alone(report_home: Path, tmp_path: Path) -> None:
+    found = table(report_home, tmp_path, "prefix", "--steps", "2", "--share", "0.5")
+    held_out = next(row for row in found["rows"] if row["method"] == "held-out text")
+    assert (held_out["accuracy"], held_out["valid"]) == (1.0, 1.0)
+    cells = [load_cell(path) for path in (tmp_path / "cells").glob("fs-dfm*.json")]
+    cell = next(cell for cell in cells if cell.prefixes)
+    judge = WorldJudge(world_named("small"))
+    whole, part = judge.score(cell.texts), judge.score(cell.texts, prefixes=cell.prefixes)
+    assert all(a.nll > b.nll and a.tokens > b.tokens for a, b in zip(whole, part, strict=True))
+    row = next(row for row in ours(found) if row["method"] == "fs-dfm")
+    assert row["nll"] == pytest.approx(sum(score.nll for score in part) / len(part))
+    assert all(text.startswith(prefix) for text, prefix in zip(cell.texts, cell.prefixes or [], strict=True))
+    assert 0 <= row["accuracy"] < 1
+
+
+def test_scaling(report_home: Path, out: Path) -> None:
+    found = table(report_home, out, "scaling", "--steps", "2")
+    sizes = [row["parameters"] for row in ours(found)]
+    assert sizes == sorted(sizes)
+    assert {row["parameters"] for row in found["rows"] if row.get("paper")} == {170_000_000, 1_300_000_000}
+
+
+def test_collapsed_rows_are_marked_in_the_tables(report_home: Path, tmp_path: Path) -> None:
+    """At temperature 0 a barely trained student writes one token over and over."""
+    cold = ["--steps", "2", "--temperature", "0"]
+    row = ours(table(report_home, tmp_path, "main", *cold))[1]
+    assert row["entropy_bits_2"] < 3.0
+    assert row["collapsed_2"]
+    assert row["marks"] == ["at_2"]
+    assert "†" in (tmp_path / "main.md").read_text()
+    assert r"$^\dagger$" in (tmp_path / "main.tex").read_text()
+    assert "collapsed" in json.loads((tmp_path / "main.json").read_text())["notes"][-3]
+
+
+def test_a_command_makes_itself_again() -> None:
+    made = CandidatesSettings(
+        runs=(Path("a b"), Path("c")),
+        k=(1, 4),
+        world="",
+        judges=("hub:x,y", "smollm2"),
+        navigate=NavigateSettings(tau=0.0),
+    )
+    words = shlex.split(command_line("report candidates", made))
+    assert words[:3] == ["tsdfm", "report", "candidates"]
+    assert read("report candidates", VERBS["report candidates"], words[3:]) == made
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["report", "main", "nowhere"], "no folder at nowhere"),
+        (["report", "main"], "missing setting 'runs'"),
+        (["report", "mian"], "did you mean"),
+        (["report", "main", "{home}", "--world", ""], "no judge for these texts"),
+        (["report", "threshold", "{home}/fs-dfm-uniform"], "navigated midpoints"),
+        (["report", "compass", "{home}/fs-dfm-uniform"], "no validated compass"),
+        (["report", "overhead", "{home}/teacher-uniform"], "no student in"),
+        (["report", "prefix", "{home}", "--prefix-tokens", "900"], "longer than the prefix"),
+        (["report", "diversity", "{home}", "--completions", "1"], "2 completions"),
+    ],
+)
+def test_mistakes(words: list[str], said: str, report_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([word.format(home=report_home) for word in words]) == 2
+    assert said in capsys.readouterr().err.replace("\n", " ")

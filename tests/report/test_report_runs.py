@@ -1,0 +1,165 @@
+"""Finding runs: in a pipeline's folder, by name, after a move; and walks against the sampler."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tsdfm
+from tsdfm.errors import UserError
+from tsdfm.flow import grid
+from tsdfm.report.commands.diversity import diversity
+from tsdfm.report.commands.overhead import benchmark_rows, step_time
+from tsdfm.report.commands.prefix import shared_start
+from tsdfm.report.desk import size, world_of
+from tsdfm.report.runs import Run, find_runs
+from tsdfm.report.walk import allocation, continue_rows, points_between, sources, walk
+
+
+def test_a_pipelines_folder_in_order(report_home: Path) -> None:
+    found = find_runs([report_home])
+    names = ["teacher-uniform", "fs-dfm-uniform", "control-uniform", "ts-dfm-uniform"]
+    assert [run.name for run in found.models] == names
+    assert [run.name for run in found.compasses] == ["compass-uniform"]
+    assert found.tokens == report_home / "tokens"
+    assert found.home == report_home
+    assert [run.started_from() for run in found.models] == [None, "DFM", "FS-DFM", "FS-DFM"]
+    assert found.compass_for(found.models[1]) == report_home / "compass-uniform"
+
+
+def test_named_runs(report_home: Path) -> None:
+    found = find_runs([report_home / "ts-dfm-uniform", report_home / "fs-dfm-uniform"])
+    assert [run.method for run in found.models] == ["fs-dfm", "ts-dfm"]
+    assert found.home == report_home
+    assert found.tokens == report_home / "tokens"
+    assert found.compass_for(found.models[0]) == report_home / "compass-uniform"
+    one = find_runs([report_home / "fs-dfm-uniform"])
+    assert one.home == report_home
+
+
+def test_a_folder_that_was_moved(report_home: Path, tmp_path: Path) -> None:
+    for name in ("tokens", "fs-dfm-uniform", "compass-uniform"):
+        shutil.copytree(report_home / name, tmp_path / "moved" / name)
+    found = find_runs([tmp_path / "moved"])
+    assert found.tokens == tmp_path / "moved" / "tokens"
+    assert found.compass_for(found.models[0]) == tmp_path / "moved" / "compass-uniform"
+
+
+def test_what_is_no_run_is_refused(report_home: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no folder at"):
+        find_runs([tmp_path / "nowhere"])
+    with pytest.raises(UserError, match="holds no finished teacher"):
+        find_runs([tmp_path])
+    with pytest.raises(UserError, match="holds no finished teacher"):
+        find_runs([report_home / "tokens"])
+
+
+def test_parameters_are_counted_without_making_them(report_home: Path) -> None:
+    for run in find_runs([report_home]).models:
+        net = tsdfm.load(run.path, "cpu").velocity.net
+        assert run.parameters() == sum(p.numel() for p in net.parameters())
+    assert [size(n) for n in (999, 1500, 1_681_413, 170_000_000, 1_300_000_000)] == [
+        "999",
+        "1.5K",
+        "1.68M",
+        "170M",
+        "1.3B",
+    ]
+
+
+def test_the_world_is_found(report_home: Path, tmp_path: Path) -> None:
+    assert world_of(report_home, {}) == "small"
+    assert world_of(report_home, {"world": None}) == ""
+    assert world_of(tmp_path, {}) == ""
+
+
+def test_a_walk_in_two_parts_is_the_samplers_own(report_home: Path) -> None:
+    made = tsdfm.load(report_home / "fs-dfm-uniform", "cpu")
+    wanted = made.sample(3, 4, seed=9).tokens
+    x, noise = sources(made, torch.arange(3), 9)
+    half = walk(made, x, points_between(0.0, 0.5, 2), made.jump("auto"), noise)
+    assert not torch.equal(half, wanted)
+    assert torch.equal(walk(made, half, points_between(0.5, 1.0, 2), made.jump("auto"), noise), wanted)
+    assert points_between(0.0, 1.0, 4) == grid(4)
+
+
+def test_continued_rows_keep_their_prefix_and_without_one_are_samples(report_home: Path) -> None:
+    made = tsdfm.load(report_home / "fs-dfm-uniform", "cpu")
+    rows = torch.randint(0, 50, (3, 48), generator=torch.Generator().manual_seed(0))
+    rows[:, 0] = made.tokenizer.end_of_text
+    jump = made.jump("auto")
+    anchor = torch.arange(48) < 1
+    assert torch.equal(
+        continue_rows(made, rows, anchor.expand(3, 48), 4, 9, jump, 1.0, 1.0), made.sample(3, 4, 9).tokens
+    )
+    held = torch.arange(48) < torch.tensor([[5], [17], [30]])
+    found = continue_rows(made, rows, held, 4, 9, jump, 1.0, 1.0)
+    assert torch.equal(found[held], rows[held])
+    assert not torch.equal(found[~held], rows[~held])
+
+
+def test_the_papers_step_allocation() -> None:
+    assert allocation(8, 0.3) == (2, 5)  # the paper's own example
+    assert allocation(8, 0.0) == (0, 8)
+    assert allocation(8, 0.1) == (1, 7)
+    assert allocation(10, 0.3) == (3, 7)  # 10 · (1 − 0.3) is a hair under 7 in floats
+    assert allocation(8, 0.9) == (7, 1)
+
+
+def test_diversity_of_groups_known_by_hand() -> None:
+    same = torch.tensor([[[1, 2, 3, 4, 5, 6]] * 3])
+    found = diversity(same, end=0)
+    assert found["self_bleu"] == pytest.approx(1.0)
+    assert (found["edit_distance"], found["positions"], found["agreement"]) == (0.0, 0.0, 1.0)
+    # three completions that differ in the last of six places: two of three pairs, and two of three agree there
+    mixed = torch.tensor([[[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 7]]])
+    found = diversity(mixed, end=0)
+    assert found["edit_distance"] == pytest.approx(2 / 3 / 6)
+    assert found["positions"] == pytest.approx(2 / 3)
+    assert found["agreement"] == pytest.approx((5 + 2 / 3) / 6)
+    assert found["distinct_2"] == pytest.approx(6 / 15)
+
+
+def test_step_times_leave_out_the_first_interval(tmp_path: Path) -> None:
+    lines: list[dict[str, Any]] = [
+        {"step": 10, "kind": "train", "seconds": 90.0},  # compiling
+        {"step": 10, "kind": "eval", "elbo": 1.0},
+        {"step": 20, "kind": "train", "seconds": 1.0},
+        {"step": 30, "kind": "train", "seconds": 5.0},  # somebody else was busy
+        {"step": 50, "kind": "train", "seconds": 3.0},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 60, "ki')
+    assert step_time(Run(tmp_path, {})) == (pytest.approx(150.0), 40)
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(lines[0]) + "\n")
+    assert step_time(Run(tmp_path, {})) == (pytest.approx(9000.0), 10)
+    (tmp_path / "metrics.jsonl").unlink()
+    assert step_time(Run(tmp_path, {})) == (None, 0)
+
+
+def test_a_benchmarks_rows(tmp_path: Path) -> None:
+    rows = [
+        {"batch": 8, "step": "fs-dfm", "ms": 100.0, "to fs-dfm": 1.0},
+        {"batch": 8, "step": "ts-dfm", "ms": 150.0, "to fs-dfm": 1.5},
+    ]
+    (tmp_path / "student.json").write_text(json.dumps({"title": "t", "hardware": "a GPU", "rows": rows}))
+    found = benchmark_rows(tmp_path / "student.json")
+    assert [(row["method"], row["ms"], row["ratio"]) for row in found] == [
+        ("fs-dfm", 100.0, 1.0),
+        ("ts-dfm", 150.0, 1.5),
+    ]
+    assert found[0]["origin"] == "benchmark, a GPU"
+    (tmp_path / "kernel.json").write_text(json.dumps({"title": "t", "rows": [{"case": "draw", "ms": 1.0}]}))
+    with pytest.raises(UserError, match="times no student's step"):
+        benchmark_rows(tmp_path / "kernel.json")
+
+
+def test_shared_start() -> None:
+    assert shared_start("abcd", "abxy") == "ab"
+    assert shared_start("ab", "abc") == "ab"
+    assert shared_start("caf\ufffd", "café") == "caf"
+    assert shared_start("", "x") == ""

@@ -1,0 +1,296 @@
+"""The report's page: what it says, what it leaves out, and that no text can break out of it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from view_parts import HOSTILE, a_table, pipeline, real, row, way
+
+from tsdfm.cli import main
+from tsdfm.engine.manifest import write_json
+from tsdfm.errors import UserError
+from tsdfm.report.page import build_page
+from tsdfm.report.page.charts import curve
+from tsdfm.report.page.gather import Stage, gather
+from tsdfm.report.page.markup import esc, number, part, percent, style_of
+from tsdfm.view.page import trajectory_page
+
+VOID = {"meta", "link", "br", "img", "input", "hr"}
+SECTIONS = [
+    "results",
+    "steps",
+    "frontier",
+    "trajectories",
+    "samples",
+    "compass",
+    "navigation",
+    "training",
+    "tables",
+    "provenance",
+]
+
+
+class Reader(HTMLParser):
+    """Reads a page strictly: every element is closed in order, every id is there once."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.stack, self.ids, self.tags = list[str](), list[str](), list[tuple[str, dict[str, str | None]]]()
+        self.words, self.scripts, self.cells = list[str](), list[str](), list[str]()
+        self.feed(text)
+        self.close()
+        assert self.stack == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self.ids += [value for name, value in attrs if name == "id" and value]
+        if tag not in VOID:
+            self.stack.append(tag)
+        if tag in ("td", "th"):
+            self.cells.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.stack.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.stack and self.stack[-1] == "script":
+            self.scripts.append(data)
+        elif self.stack and self.stack[-1] != "style":
+            self.words.append(data)
+            if self.cells and {"td", "th"} & set(self.stack):
+                self.cells[-1] += data
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pipeline(tmp_path_factory.mktemp("page") / "demo & <co>")
+
+
+@pytest.fixture(scope="module")
+def page(folder: Path) -> str:
+    path = build_page(folder)
+    assert path == folder / "report" / "index.html"
+    return path.read_text(encoding="utf-8")
+
+
+def test_it_is_well_formed_and_has_every_section(page: str) -> None:
+    read = Reader(page)
+    assert len(read.ids) == len(set(read.ids))
+    assert [attrs["id"] for tag, attrs in read.tags if tag == "section"] == SECTIONS
+    links = [attrs["href"] for tag, attrs in read.tags if tag == "a"]
+    assert links == [f"#{name}" for name in SECTIONS]
+    assert "demo & <co>" in read.words
+    assert len(page) < 1_000_000
+
+
+def test_nothing_comes_from_elsewhere(page: str) -> None:
+    for tag, attrs in Reader(page).tags:
+        assert not any(name.startswith("on") for name in attrs)  # no inline handlers
+        for name in ("src", "href", "action", "data", "poster", "srcset"):
+            assert (attrs.get(name) or "#").startswith(("#", "data:,")), (tag, attrs)
+    assert not re.search(r"@import|url\(|fetch\(|XMLHttpRequest|WebSocket|import\(", page)
+    addresses = set(re.findall(r"https?://[^\s\"'<)]+", page))
+    assert addresses == {"http://www.w3.org/2000/svg"}  # the name of SVG, which nobody fetches
+
+
+def test_its_policy_lets_only_its_own_script_run(page: str) -> None:
+    read = Reader(page)
+    policy = next(
+        a["content"] or "" for t, a in read.tags if t == "meta" and a.get("http-equiv") == "Content-Security-Policy"
+    )
+    (script,) = [text for text in read.scripts if text.startswith('"use strict"')]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert "default-src 'none'" in policy
+    assert f"script-src 'sha256-{digest}'" in policy
+
+
+def test_hostile_text_stays_text(page: str) -> None:
+    read = Reader(page)
+    assert "img" not in {tag for tag, _ in read.tags}
+    assert sum(tag == "script" for tag, _ in read.tags) == 2
+    assert f"teacher says {HOSTILE}" in read.words
+    assert HOSTILE in "".join(read.words)
+    data = json.loads(read.scripts[0])
+    assert data["players"][0]["panels"][0]["pieces"]["4"] == HOSTILE
+    assert "<" not in read.scripts[0]
+    assert page.count("<title>") == 1
+
+
+def test_the_tables_are_there_without_scripts(page: str) -> None:
+    cells = Reader(page).cells
+    for told in ("12\u202f% 8–18", "50\u202f% 45–55", "100\u202f% 94–100", "2.000", "1.500†", "71.000", "12\u202f346"):
+        assert told in cells, told
+    assert any("ts-dfm" in cell and "† collapsed" in cell for cell in cells)
+    assert "97\u202f%" in cells or "98\u202f%" in cells  # the compass's overall accuracy
+    assert "the cat" in "".join(Reader(page).words) or "the cat sat" in "".join(Reader(page).words)
+
+
+def test_the_charts_hold_the_numbers(page: str) -> None:
+    charts = json.loads(Reader(page).scripts[0])["charts"]
+    valid = charts["valid-uniform"]
+    assert [(s["name"], [(p["x"], p["y"]) for p in s["points"]]) for s in valid["series"]] == [
+        ("teacher", [(4, 0.125), (64, 0.75)]),
+        ("ts-dfm", [(4, 0.5)]),
+    ]
+    assert valid["refs"] == [{"y": 1.0, "label": "held-out text"}]
+    assert valid["series"][0]["points"][0]["low"] == pytest.approx(0.075)
+    hollow = [p for s in charts["valid-mask"]["series"] if s["name"] == "ts-dfm" for p in s["points"]]
+    assert hollow == [{"x": 4, "y": 0.25, "low": 0.2, "high": 0.3, "hollow": True, "note": "collapsed"}]
+    front = charts["entropy_bits-uniform-4"]
+    assert front["marks"] == [{"x": 4.2, "y": 3.0, "label": "held-out text"}]
+    assert [p["hollow"] for p in front["series"][0]["points"]] == [True, False, True]  # T = 1 is filled
+    energy = charts["energy-uniform"]["series"][0]["points"]
+    assert len(energy) == 10  # a bin without a mean is left out
+    assert energy[0] == {"x": 0.05, "y": 5.0, "low": 4.5, "high": 5.5}
+    assert {"loss-teachers", "elbo-teachers", "loss-students", "nav-share-ts-dfm-uniform"} <= charts.keys()
+    assert "kl-teachers" not in charts
+
+
+def test_styles_tell_methods_apart() -> None:
+    others = ["teacher", "ts-dfm", "b", "a", "held-out text"]
+    assert [style_of(name, others) for name in ("teacher", "fs-dfm", "control", "ts-dfm", "a", "b")] == [
+        0,
+        1,
+        2,
+        3,
+        4,
+        5,
+    ]
+
+
+def test_the_same_folder_gives_the_same_page(folder: Path, page: str) -> None:
+    assert build_page(folder).read_text(encoding="utf-8") == page
+    assert sorted(p.name for p in (folder / "report").iterdir() if p.name.startswith(".")) == []
+    assert str(folder.parent) not in page  # a page that is passed on does not tell where it was made
+
+
+def test_sections_without_data_are_left_out(tmp_path: Path) -> None:
+    generic = {name: value for name, value in row("teacher", "uniform", 4, 0.5).items() if not name.startswith("valid")}
+    write_json(tmp_path / "report" / "metrics.json", [generic])
+    read = Reader(build_page(tmp_path).read_text(encoding="utf-8"))
+    assert [a["id"] for t, a in read.tags if t == "section"] == ["results", "steps", "samples", "provenance"]
+    assert (
+        "Perplexity by network passes, uniform source" in read.words
+    )  # without valid stories, the headline is perplexity
+    (tmp_path / "report" / "metrics.json").unlink()
+    way().save(tmp_path / "report" / "trajectories" / "x.json")
+    read = Reader(build_page(tmp_path).read_text(encoding="utf-8"))
+    assert [a["id"] for t, a in read.tags if t == "section"] == ["trajectories"]
+
+
+def test_numbers_that_are_none(tmp_path: Path) -> None:
+    """JSON from Python may hold NaN; a judge may give no perplexity; an old row has no interval."""
+    text = json.dumps([{**row("teacher", "uniform", 4, 0.5), "ppl": float("nan"), "valid_interval": None}, real()])
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / "metrics.json").write_text(text)
+    page = build_page(tmp_path).read_text(encoding="utf-8")
+    assert "NaN" not in Reader(page).scripts[0]
+    assert "ppl-uniform" not in json.loads(Reader(page).scripts[0])["charts"]
+
+
+def test_rows_of_other_temperatures_and_guides(tmp_path: Path) -> None:
+    made = [row("fs-dfm", "uniform", k, 0.5) for k in (4, 8)]
+    made += [
+        row("fs-dfm", "uniform", 4, 0.25, temperature=0.7),
+        row("fs-dfm", "uniform", 4, 0.625, guide="token", compass_calls=24),
+    ]
+    write_json(tmp_path / "report" / "metrics.json", made)
+    found = gather(tmp_path)
+    assert len(found.made) == 3
+    read = Reader(build_page(tmp_path).read_text(encoding="utf-8"))
+    assert {"fs-dfm + token", "0.70", "24"} <= {cell.lstrip("●■▼◆▲✚✕★") for cell in read.cells}
+    series = json.loads(read.scripts[0])["charts"]["valid-uniform"]["series"]
+    assert [s["name"] for s in series] == ["fs-dfm", "fs-dfm + token"]
+
+
+def test_what_cannot_be_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UserError, match="no folder at"):
+        build_page(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="nothing to report"):
+        build_page(tmp_path)
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / "metrics.json").write_text('[{"method": ')
+    assert main(["report", "page", str(tmp_path)]) == 2
+    assert "cannot read" in capsys.readouterr().err
+    assert not (tmp_path / "report" / "index.html").exists()
+
+
+def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "page", str(folder)]) == 0
+    assert capsys.readouterr().out.strip() == str(folder / "report" / "index.html")
+
+
+def test_curves_are_thinned_and_keep_their_ends() -> None:
+    run = Stage("x", {}, [{"step": i, "kind": "train", "loss": float(i)} for i in range(1, 10_001)])
+    points = curve(run, "train", "loss")
+    assert len(points) <= 242
+    assert (points[0]["x"], points[-1]["x"]) == (1, 10_000)
+    assert curve(Stage("x", {}, []), "train", "loss") == []
+
+
+def test_numbers_as_people_read_them() -> None:
+    told = [number(x) for x in (0, 3, 1234567, 12345.6, 123.4, 12.34, 1.234, 0.1234, 0.0123, -2.5, None, "a")]
+    assert told == [
+        "0",
+        "3",
+        "1\u202f234\u202f567",
+        "12\u202f346",
+        "123",
+        "12.3",
+        "1.23",
+        "0.12",
+        "0.0123",
+        "−2.50",
+        "",
+        "a",
+    ]
+    assert [percent(x) for x in (0.0, 0.004, 0.163, 0.996, 1.0, None)] == [
+        f"{x}\u202f%" for x in ("0", "0.4", "16", "99.6", "100")
+    ] + [""]
+    assert esc("a\x00\x1bb<\n") == "a\ufffd\ufffdb&lt;\n"
+
+
+def test_half_a_character_does_not_stop_the_page(tmp_path: Path) -> None:
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / "metrics.json").write_text(json.dumps([row("teacher", "uniform", 4, 0.5, texts=["\ud800"])]))
+    assert build_page(tmp_path).stat().st_size > 1000
+
+
+def test_the_viewer_page() -> None:
+    text = trajectory_page([way("ts-dfm"), way("teacher"), way("teacher", "mask"), way("teacher", seed=1)])
+    read = Reader(text)
+    players = json.loads(read.scripts[0])["players"]
+    assert [(p["source"], p["seed"], [panel["name"] for panel in p["panels"]]) for p in players] == [
+        ("uniform", 0, ["teacher", "ts-dfm"]),
+        ("uniform", 1, ["teacher"]),
+        ("mask", 0, ["teacher"]),
+    ]
+    first = players[0]["panels"][0]["rows"][0]
+    assert [(s["t"], s["r"], s["e"]) for s in first["steps"]] == [(0.25, [], 2.5), (0.5, [1], 1.25), (1.0, [1], -3.0)]
+    assert "img" not in {tag for tag, _ in read.tags}
+    assert a_table()["title"] not in text
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of #rrggbb, as WCAG 2 defines it."""
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_text_can_be_read_in_light_and_dark() -> None:
+    themes = re.findall(r":root \{(.*?)\}", part("style.css"), re.S)
+    light, dark, paper = (dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", theme)) for theme in themes)
+    assert light.keys() == dark.keys()
+    pairs = [(name, "bg") for name in ("ink", "soft", "accent", *(f"s{i}" for i in range(8)))]
+    pairs += [("ink", ground) for ground in ("new", "swap", "faint")]
+    for theme in (light, dark, {**light, **paper}):
+        for text, ground in pairs:
+            high, low = sorted((luminance(theme[text]), luminance(theme[ground])), reverse=True)
+            assert (high + 0.05) / (low + 0.05) >= 4.5, (text, ground, theme)
