@@ -32,7 +32,7 @@ class CompassBenchmark:
     length: int = option(1024, "tokens in a row")
     batch: int = option(8, "positives of a step, each with its negatives")
     compile: bool = option(True, "torch.compile the compass")
-    warm: int = option(4, "steps before timing")
+    warm: int = option(10, "steps before timing")
     repeats: int = option(15, "timed steps")
     device: str = option("auto", "auto, cpu or cuda")
     out: Path | None = option(None, "also write the rows as JSON")

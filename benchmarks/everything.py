@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from benchmarks import kernels, sampling, student
+from benchmarks import compass, kernels, sampling, student, teacher
 from benchmarks.harness import Clock, guarded, hardware, say, world
 from tsdfm.errors import UserError
 from tsdfm.settings import nearest, option
 
-PARTS = ("check", "student", "kernels", "sampling")
+PARTS = ("check", "student", "compass", "sampling", "kernels", "teacher")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +30,10 @@ class AllBenchmarks:
     batch: tuple[int, ...] = option((8,), "rows of a training step")
     tau: tuple[float, ...] = option((0.2,), "τ of the navigated step")
     k: tuple[int, ...] = option((5,), "candidates of a midpoint")
+    texts: tuple[int, ...] = option((1, 32), "texts written at a time")
+    passes: tuple[int, ...] = option((8, 16, 32), "network passes of the few-step model")
+    tables: tuple[str, ...] = option(("draw", "losses", "head", "attention"), "which tables of kernels")
+    reference: bool = option(True, "also time steps without kernels")
     profile: bool = option(False, "show where the time of a step goes")
     compile: bool = option(True, "torch.compile the networks")
     device: str = option("auto", "auto, cpu or cuda")
@@ -41,6 +45,7 @@ def run(settings: AllBenchmarks) -> None:
         if part not in PARTS:
             raise UserError(f"no benchmark is called {part!r}{nearest(part, PARTS)}")
     device, clock = world(settings.device).device, Clock(settings.limit)
+    torch._dynamo.config.cache_size_limit = 64  # one process compiles one network for many shapes here
     say(hardware(device))
     if settings.out is not None:
         settings.out.mkdir(parents=True, exist_ok=True)
@@ -49,7 +54,7 @@ def run(settings: AllBenchmarks) -> None:
             say(f"── {part} ({clock.left:.0f} s left)")
             guarded(part, partial(one, part, settings, device, clock))
             if device.type == "cuda":
-                torch.cuda.empty_cache()
+                guarded(f"memory after {part}", torch.cuda.empty_cache)
     say(f"done with {clock.left:.0f} s to spare")
 
 
@@ -60,8 +65,16 @@ def one(part: str, settings: AllBenchmarks, device: torch.device, clock: Clock) 
         kernels.check(device)
     elif part == "student":
         chosen: dict[str, Any] = {"batch": settings.batch, "tau": settings.tau, "k": settings.k}
-        student.run(student.StudentBenchmark(**shared, **size, **chosen, profile=settings.profile))
+        chosen |= {"profile": settings.profile, "reference": settings.reference}
+        student.run(student.StudentBenchmark(**shared, **size, **chosen))
+    elif part == "compass":
+        shared["out"] = settings.out and settings.out / "compass.json"
+        compass.run(compass.CompassBenchmark(**shared, **size))
+    elif part == "teacher":
+        teacher.run(teacher.TeacherBenchmark(**shared, **size))
     elif part == "kernels":
-        kernels.run(kernels.KernelBenchmark(**shared, limit=min(150.0, clock.left - 10)))
+        limit = min(150.0, clock.left - 5)
+        kernels.run(kernels.KernelBenchmark(**shared, limit=limit, parts=settings.tables, checked=True))
     elif part == "sampling":
-        sampling.run(sampling.SamplingBenchmark(**shared, **size, limit=clock.left - 10))
+        chosen = {"batch": settings.texts, "steps": settings.passes, "limit": clock.left - 5}
+        sampling.run(sampling.SamplingBenchmark(**shared, **size, **chosen))

@@ -30,7 +30,10 @@ Step = Callable[[int], Any]
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds of the median step, the fastest and the slowest, and gibibytes at the peak (none on a CPU)."""
+    """Milliseconds of the median step, the fastest and the slowest, and gibibytes at the peak (none on a CPU).
+
+    The peak is what the process takes from the device, memory of recorded graphs and all.
+    """
 
     median: float
     low: float
@@ -125,18 +128,19 @@ def built(build: Callable[[], Step], device: torch.device, warm: int) -> tuple[S
     before = 0
     if device.type == "cuda":
         torch.cuda.empty_cache()
-        before = torch.cuda.memory_allocated(device)
+        before = torch.cuda.memory_reserved(device)
     step = build()
     for n in range(warm):
         step(n)
     wait(device)
     if device.type != "cuda":
         return step, None
+    torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     for n in range(warm, warm + 3):
         step(n)
     wait(device)
-    return step, (torch.cuda.max_memory_allocated(device) - before) / 2**30
+    return step, (torch.cuda.max_memory_reserved(device) - before) / 2**30
 
 
 def quick(work: Callable[[], Any], device: torch.device, repeats: int = 15) -> float:
@@ -149,6 +153,8 @@ def quick(work: Callable[[], Any], device: torch.device, repeats: int = 15) -> f
     flush = torch.empty(1 << 26, dtype=torch.int32, device=device)  # 256 MiB: no input is left in the cache
     for _ in range(repeats):
         flush.zero_()
+        # about a millisecond, in which the host launches everything: the device alone is measured
+        torch.cuda._sleep(2_000_000)  # type: ignore[no-untyped-call]
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         work()
@@ -178,5 +184,11 @@ def report(title: str, rows: list[dict[str, Any]], device: torch.device, out: Pa
         table.add_row(*("" if v is None else f"{v:.3g}" if isinstance(v, float) else str(v) for v in cells))
     Console(width=130).print(table)
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps({"title": title, "hardware": hardware(device), "rows": rows}, indent=2))
+        keep(out.parent / "results.json", out.stem, {"title": title, "hardware": hardware(device), "rows": rows})
+
+
+def keep(place: Path, name: str, table: dict[str, Any]) -> None:
+    """Put a table into the one file of results, at once: what comes after may fail."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    tables = json.loads(place.read_text()) if place.exists() else {}
+    place.write_text(json.dumps({**tables, name: table}, indent=1))

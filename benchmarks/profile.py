@@ -112,7 +112,8 @@ def by_kernel(name: str, step: Step, first: int, device: torch.device, out: Path
     host: dict[str, float] = {}
     for event in made.key_averages():
         spent = float(getattr(event, "self_device_time_total", 0.0)) / 1e3 / steps
-        if spent > 0 and "CPU" not in str(event.device_type):
+        named = event.key.startswith(("Optimizer.", "ProfilerStep"))  # spans of others, which would count twice
+        if spent > 0 and not named and "CPU" not in str(event.device_type):
             rows.append({"kernel": event.key[:84], "ms a step": spent, "calls a step": event.count / steps})
             kinds[kind_of(event.key)] += spent
         if event.key.startswith("cuda") and "Occupancy" not in event.key:

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import pytest
@@ -138,3 +139,13 @@ def test_a_compass_refuses_what_it_does_not_belong_with(over):
     compass.match(velocity_spec(length=99), "the student")
     with pytest.raises(UserError, match=f"the student has {next(iter(over))} .* do not belong together"):
         compass.match(velocity_spec(**over), "the student")
+
+
+def test_places_come_from_the_teacher_too():
+    placed = dataclasses.replace(SHAPE, positions=LENGTH)
+    teacher = make_teacher(shape=placed)
+    net = EnergyNet(placed, tokens=VOCAB).double()
+    start_from_teacher(net, teacher)
+    assert torch.equal(net.places.weight, teacher.net.places.weight)
+    with pytest.raises(UserError, match=f"positions {LENGTH}"):
+        start_from_teacher(EnergyNet(SHAPE, tokens=VOCAB), teacher)

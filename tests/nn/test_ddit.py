@@ -266,3 +266,18 @@ def test_the_whole_network_by_hand(step_size: bool) -> None:
     x_t, t, h = inputs()
     given = (x_t, t.double(), h.double())
     torch.testing.assert_close(call(net, *given), by_hand(net, *given), rtol=1e-9, atol=1e-9)
+
+
+def test_places_are_told_apart_only_where_they_are_learned() -> None:
+    """Rotary positions are relative: a row of equal tokens looks the same from every place."""
+    x_t, t = torch.zeros(1, 6, dtype=torch.int64), torch.full((1,), 0.5, dtype=torch.float64)
+    plain, placed = (stir(tiny_net(positions=positions).double().eval()) for positions in (0, 6))
+    assert torch.allclose(plain(x_t, t), plain(x_t, t)[:, :1].expand(-1, 6, -1))
+    spread = placed(x_t, t).std(dim=1)
+    assert spread.min() > 1e-3
+    assert parameters(placed) - parameters(plain) == 6 * tiny_shape().width
+    assert placed(x_t[:, :4], t).shape[1] == 4  # shorter rows are fine
+    with pytest.raises(UserError, match=r"net\.positions is 6"):
+        placed(torch.zeros(1, 7, dtype=torch.int64), t)
+    with pytest.raises(UserError, match="0 for none"):
+        NetSettings(positions=-1).shape()

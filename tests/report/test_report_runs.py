@@ -163,3 +163,34 @@ def test_shared_start() -> None:
     assert shared_start("ab", "abc") == "ab"
     assert shared_start("caf\ufffd", "café") == "caf"
     assert shared_start("", "x") == ""
+
+
+def test_a_recipe_is_run_first_and_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").write_text(
+        """
+        [corpus]
+        name = "world:small"
+        limit = 60
+        valid = 0.1
+        [tokens]
+        length = 36
+        layout = "document"
+        [teacher]
+        eval_rows = 4
+        eval_times = 1
+        [teacher.net]
+        width = 16
+        depth = 1
+        heads = 1
+        [teacher.loop]
+        steps = 1
+        batch = 2
+        """
+    )
+    found = find_runs([Path("mine.toml")])
+    assert [run.path for run in found.models] == [Path("runs/mine/teacher-uniform")]
+    weights = next(Path("runs/mine").glob("teacher-uniform/checkpoints/*/model.safetensors"))
+    before = weights.stat().st_mtime_ns
+    find_runs([Path("mine.toml")])
+    assert weights.stat().st_mtime_ns == before

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tsdfm.compass.network import CompassSpec, EnergyNet
 from tsdfm.engine.checkpoint import find_checkpoint, load_weights, read_state
@@ -52,6 +53,16 @@ class Compass:
     def match(self, other: VelocitySpec, what: str) -> None:
         """Refuse a student or teacher with another vocabulary, tokenizer or source."""
         self.spec.match(other, what)
+
+
+def lean(compass: Compass) -> Compass:
+    """A frozen compass whose blocks hold their matrices in bf16, which a bf16 pass would make of them every time."""
+    net = copy.deepcopy(compass.net)
+    for block in net.blocks:
+        for layer in block.modules():
+            if isinstance(layer, nn.Linear):
+                layer.to(torch.bfloat16)
+    return replace(compass, net=net)
 
 
 def read_compass_spec(path: Path) -> CompassSpec:

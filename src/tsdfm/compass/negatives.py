@@ -29,6 +29,7 @@ from tsdfm.compass.settings import NegativeSettings
 from tsdfm.compass.states import Walk
 from tsdfm.errors import UserError
 from tsdfm.flow import RowNoise, Source
+from tsdfm.kernels.noise import QuietNoise
 from tsdfm.nn.velocity import Velocity
 from tsdfm.settings import nearest
 
@@ -80,7 +81,9 @@ class Pairs:
         """`wanted` positions, drawn without replacement from the revealed (and `allowed`) ones, bool [M, L]."""
         of = self.revealed if allowed is None else self.revealed & allowed
         keys = torch.where(of, self.uniform_like(), 2.0)
-        rank = keys.argsort(dim=-1).argsort(dim=-1)
+        order = keys.argsort(dim=-1)
+        places = torch.arange(keys.shape[-1], device=keys.device).expand_as(order)
+        rank = torch.empty_like(order).scatter_(-1, order, places)
         return of & (rank < self.wanted()[:, None])
 
 
@@ -200,7 +203,7 @@ class Negatives:
         """`count` negatives of each row's x_t. `choice` [B, count] fixes the strategies instead of drawing them."""
         batch, device = len(t), t.device
         numbers = (rows[:, None] * count + torch.arange(count, device=rows.device)).view(-1)
-        noise = RowNoise(seed, numbers, stream)
+        noise = QuietNoise(seed, numbers, stream)
         drawn, u = self.draw(noise, device, batch * count)
         picked = drawn if choice is None else choice.reshape(-1)
         rate = self.rates(picked, u)

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from tsdfm.errors import UserError
 from tsdfm.flow.schedule import Schedule, schedule_from
 from tsdfm.flow.source import Source, source_from
-from tsdfm.nn.layers import Block, Norm, Rotary
+from tsdfm.nn.layers import Block, Norm, Rotary, at_places, places_of
 from tsdfm.nn.settings import Shape
 from tsdfm.nn.velocity import Velocity, VelocitySpec
 from tsdfm.settings import to_dict
@@ -33,13 +33,14 @@ class EnergyNet(nn.Module):
         self.shape = shape
         self.embedding = nn.Embedding(tokens, shape.width)
         nn.init.normal_(self.embedding.weight, std=0.02)
+        self.places = places_of(shape)
         self.constant = nn.Parameter(torch.randn(shape.cond))
         self.rotary = Rotary(shape.width // shape.heads)
         self.blocks = nn.ModuleList(Block(shape, fuse=False) for _ in range(shape.depth))
         self.pool = Pool(shape)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.embedding(x)
+        hidden = at_places(self.embedding(x), self.places)
         cond = self.constant.expand(len(x), -1)
         cos, sin = self.rotary(x.shape[1])
         for block in self.blocks:
@@ -132,14 +133,18 @@ def spec_from(teacher: VelocitySpec, shape: Shape, objective: str) -> CompassSpe
 def start_from_teacher(net: EnergyNet, teacher: Velocity) -> None:
     """Take over the embedding, the lower blocks, and the mean of the time condition over t ∈ (0, 1)."""
     theirs, mine = teacher.spec.shape, net.shape
-    same = (theirs.width, theirs.heads, theirs.cond, theirs.hidden) == (mine.width, mine.heads, mine.cond, mine.hidden)
+    parts = ("width", "heads", "cond", "hidden", "positions")
+    same = all(getattr(theirs, part) == getattr(mine, part) for part in parts)
     if not same or theirs.depth < mine.depth or teacher.spec.step_size:
         raise UserError(
             f"init = teacher needs its width {theirs.width}, heads {theirs.heads}, cond {theirs.cond}, mlp_ratio "
-            f"{theirs.hidden // theirs.width} and at most {theirs.depth} blocks, without step-size conditioning: "
+            f"{theirs.hidden // theirs.width}, positions {theirs.positions} and at most {theirs.depth} blocks, without "
+            "step-size conditioning: "
             "change net.*, or use init = fresh"
         )
     net.embedding.load_state_dict(teacher.net.embedding.state_dict())
+    if net.places is not None and teacher.net.places is not None:
+        net.places.load_state_dict(teacher.net.places.state_dict())
     for block, source in zip(net.blocks, teacher.net.blocks, strict=False):
         block.load_state_dict(source.state_dict())
     t = (torch.arange(64, device=teacher.device) + 0.5) / 64

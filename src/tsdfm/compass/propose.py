@@ -10,7 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tsdfm.engine.graphs import Replayed
 from tsdfm.flow import CumulativeJump, EulerJump, draw
+from tsdfm.kernels.head import quick_logits
 from tsdfm.nn.velocity import Velocity
 
 Jumps = EulerJump | CumulativeJump
@@ -37,7 +39,7 @@ def propose(velocity: Velocity, x: Tensor, t: Tensor, h: Tensor, u: Tensor, jump
     b, n, l = can.nonzero(as_tuple=True)
     for part in parts(len(b), velocity):
         i, j, k = b[part], n[part], l[part]
-        logits = velocity.net.head(hidden[i, k])
+        logits = quick_logits(hidden[i, k], velocity.net.head)
         moved = jump.move(x[i, k][:, None], logits[:, None], t[i], h[i], u[i, j, k][:, None])
         out[i, j, k] = moved[:, 0]
     return out
@@ -51,13 +53,20 @@ def reconstruct(velocity: Velocity, x: Tensor, t: Tensor, where: Tensor, u: Tens
     b, l = where.nonzero(as_tuple=True)
     for part in parts(len(b), velocity):
         i, k = b[part], l[part]
-        out[i, k] = draw(velocity.net.head(hidden[i, k]), u[i, k])
+        out[i, k] = draw(quick_logits(hidden[i, k], velocity.net.head), u[i, k])
     return out
 
 
 def hidden_of(velocity: Velocity, x: Tensor, t: Tensor, h: Tensor) -> Tensor:
-    """The network's last hidden state [B, L, D]."""
-    return velocity.net.hidden(x, t.float(), h.float() if velocity.spec.step_size else None)
+    """The network's last hidden state [B, L, D].
+
+    A recorded network (`engine.graphs`) is called with whole fours of rows, the last repeated: few sizes to record.
+    """
+    count, step = len(x), velocity.spec.step_size
+    if isinstance(vars(velocity.net).get("hidden"), Replayed) and count % 4:
+        pick = torch.arange(count + -count % 4, device=x.device).clamp_(max=count - 1)
+        x, t, h = x[pick], t[pick], h[pick]
+    return velocity.net.hidden(x, t.float(), h.float() if step else None)[:count]
 
 
 def parts(count: int, velocity: Velocity) -> list[slice]:

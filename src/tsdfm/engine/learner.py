@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from tsdfm.engine.checkpoint import Tensors
 from tsdfm.engine.distributed import World, broadcast_weights, gradients, release, shard, wrap
 from tsdfm.engine.ema import Ema
 from tsdfm.engine.gather import gather, scatter
+from tsdfm.engine.graphs import Pool, Replayed, Trained
 from tsdfm.engine.optim import Optimiser, lr_at
 from tsdfm.engine.precision import autocast, seed_step, use_bf16
 from tsdfm.engine.settings import LoopSettings, OptimSettings
@@ -38,8 +39,21 @@ class Learner:
                 shard(self.ema.module, world, bf16=self.bf16, hold_root=False)
             self.ema.follow(self.plain)
         self.optimiser = Optimiser(self.plain, optim)
+        self.pool = Pool() if loop.compile and loop.graphs and world.device.type == "cuda" and not sharded else None
+        if self.pool is not None:
+            self._record(self.pool)
         if isinstance(task, Binds):
-            task.bind(Context(ema=self.ema.module if self.ema else None, world=world))
+            task.bind(Context(ema=self.ema.module if self.ema else None, world=world, graphs=self.pool))
+
+    def _record(self, pool: Pool) -> None:
+        """Let the bodies of the network and of its average be replayed (`engine.graphs`), where they have one.
+
+        With several processes the trained one is left out: DDP's own work belongs between its launches.
+        """
+        if self.ema is not None:
+            _wrap_body(self.ema.module, lambda body, module: Replayed(body, module, pool))
+        if self.world.size == 1 and self.loop.micro is None:
+            _wrap_body(self.plain, lambda body, module: Trained(body, module, pool))
 
     def update(self, batch: Any, step: int) -> tuple[dict[str, Tensor], Tensor]:
         """One optimiser step on this process's rows. Returns what was measured and whether it had to be skipped."""
@@ -115,6 +129,13 @@ def compile_in_place(model: nn.Module, *, by_block: bool) -> None:
         module.compile()
 
 
+def _wrap_body(model: nn.Module, around: Callable[[Any, nn.Module], Any]) -> None:
+    """Put something around `model.hidden`, where there is one."""
+    body: Any = getattr(model, "hidden", None)
+    if callable(body):
+        setattr(model, "hidden", around(body, model))  # noqa: B010 (a method, not a parameter)
+
+
 def compile_batches(model: nn.Module) -> None:
     """torch.compile, without changing a name, of a network that is called with batches of any size: one graph for all.
 
@@ -127,3 +148,18 @@ def compile_batches(model: nn.Module) -> None:
         return inner(x)
 
     model.forward = forward
+
+
+def quicken(model: nn.Module, pool: Pool) -> None:
+    """Compile and record the body of a frozen network that is called with batches of any size."""
+    if isinstance(vars(model).get("hidden"), Replayed):
+        return
+    inner = torch.compile(model.hidden)  # type: ignore[arg-type]
+
+    def hidden(*inputs: Tensor | None) -> Any:
+        for x in inputs:
+            if x is not None:
+                torch._dynamo.maybe_mark_dynamic(x, 0)
+        return inner(*inputs)
+
+    setattr(model, "hidden", Replayed(hidden, model, pool))  # noqa: B010

@@ -20,6 +20,7 @@ class LoopSettings:
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     precision: Literal["auto", "bf16", "fp32"] = option("auto", "auto is bf16 on a GPU that has it, else fp32")
     compile: bool = option(False, "compile the network with torch.compile")
+    graphs: bool = option(True, "with compile on a GPU, replay recorded passes (CUDA graphs): same results, sooner")
     parallel: Literal["auto", "ddp", "fsdp"] = option("auto", "how torchrun's processes share the work (auto: ddp)")
     log_every: int = option(50, "steps between lines of metrics.jsonl")
     eval_every: int = option(500, "steps between evaluations; 0 is only at the end")

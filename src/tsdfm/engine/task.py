@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from torch import Tensor, nn
 
 from tsdfm.engine.distributed import World
+from tsdfm.engine.graphs import Pool
 from tsdfm.errors import UserError
 
 
@@ -65,6 +66,8 @@ class Context:
     ema: nn.Module | None
     """The averaged weights as a module in eval mode, up to date at every step: a distillation's semi-teacher."""
     world: World
+    graphs: Pool | None = None
+    """Where passes may be recorded (`engine.graphs`); None where they may not."""
 
 
 @runtime_checkable

@@ -7,13 +7,18 @@ anyway; its extra rows are zero, and nobody looks at the extra columns of the lo
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+
+from tsdfm import kernels
 
 MULTIPLE = 64
+_kept: weakref.WeakKeyDictionary[nn.Module, tuple[Any, Head]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -46,3 +51,20 @@ def padded(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Head:
         long = torch.zeros(columns + more, dtype=dtype, device=weight.device)
         long[:columns] = bias
     return Head(wide, long, columns)
+
+
+def quick_logits(hidden: Tensor, head: nn.Linear) -> Tensor:
+    """head(hidden) […, V] without gradients: by the padded head where kernels run, else by the head itself.
+
+    The padded copy is kept as long as nothing has written to the weights. (Its type is what a network's `then` takes.)
+    """
+    if torch.is_grad_enabled() or not kernels.on(hidden, "head") or type(head.weight) is not nn.Parameter:
+        out: Tensor = head(hidden)
+        return out
+    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else head.weight.dtype
+    stamp = (dtype, *((p.data_ptr(), p._version) for p in head.parameters()))
+    found = _kept.get(head)
+    if found is None or found[0] != stamp:
+        found = _kept[head] = (stamp, padded(head.weight, head.bias, dtype))
+    with torch.autocast(hidden.device.type, enabled=False):
+        return found[1](hidden)

@@ -6,6 +6,7 @@ stays a number of the host.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,21 +17,36 @@ from tsdfm import kernels
 from tsdfm.flow.noise import DRAW_STRIDE, GOLDEN, MIX_1, RowNoise, mix64
 
 
+@functools.lru_cache(maxsize=4096)
+def salt_of(seed: int, stream: int) -> int:
+    """What `RowNoise` mixes into every row's key."""
+    salt = torch.tensor([seed, stream], dtype=torch.int64)
+    return int(mix64(mix64(salt[0] + GOLDEN) ^ (salt[1] * MIX_1)))
+
+
 @dataclass
 class QuietNoise(RowNoise):
-    """A `RowNoise` that does not make the host wait; draws on the device are one kernel."""
+    """A `RowNoise` that does not make the host wait; draws on the device are one kernel, the rows' keys included."""
 
     def __post_init__(self) -> None:
-        salt = torch.tensor([self.seed, self.stream], dtype=torch.int64)
-        number = int(mix64(mix64(salt[0] + GOLDEN) ^ (salt[1] * MIX_1)))
-        self._keys = mix64(mix64(self.rows.to(torch.int64) + GOLDEN) ^ number)
+        self.salt = salt_of(self.seed, self.stream)
+        if not self._by_kernel():
+            self._keys = self._hashed()
+
+    def _by_kernel(self) -> bool:
+        return kernels.on(self.rows, "noise") and self.rows.dtype == torch.int64
+
+    def _hashed(self) -> Tensor:
+        return mix64(mix64(self.rows.to(torch.int64) + GOLDEN) ^ self.salt)
 
     def uniform(self, shape: Sequence[int], dtype: torch.dtype = torch.float64) -> Tensor:
-        if not kernels.on(self.rows, "noise") or dtype != torch.float64 or shape[0] != len(self.rows):
+        if not self._by_kernel() or dtype != torch.float64 or shape[0] != len(self.rows):
+            if not hasattr(self, "_keys"):
+                self._keys = self._hashed()
             return super().uniform(shape, dtype)
         from tsdfm.kernels.noise_triton import launch
 
-        made = launch(self._keys, self.draws * DRAW_STRIDE, torch.Size(shape))
+        made = launch(self.rows, self.salt, self.draws * DRAW_STRIDE, torch.Size(shape))
         self.draws += 1
         return made
 

@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-COLUMNS = 2048  # of one trip of a loop: eight a thread, one load of bf16
-WARPS = 8
+DIVERGENCE = (4096, 16)  # columns of one trip of a loop, warps: eight columns a thread, one load of bf16
+TOKENS = (2048, 4)  # one row only, so sixteen a thread
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 LOWEST: tl.constexpr = tl.constexpr(-1.0e38)  # a maximum to start from: −inf would make −inf − −inf
 
@@ -129,8 +129,8 @@ def tokens_kernel(
             tl.store(row + column, grad.to(logits.dtype.element_ty), mask=column < VP)
 
 
-def _block(columns: int) -> int:
-    return min(COLUMNS, triton.next_power_of_2(columns))
+def _block(columns: int, most: int) -> int:
+    return min(most, triton.next_power_of_2(columns))
 
 
 def launch_divergence(
@@ -142,7 +142,7 @@ def launch_divergence(
     if len(logits):
         divergence_kernel[(len(logits),)](
             logits, target, logits.stride(0), target.stride(0), scale.contiguous(), loss, columns, logits.shape[1],
-            C=_block(columns), REVERSE=reverse, GRAD=gradient, num_warps=WARPS,
+            C=_block(columns, DIVERGENCE[0]), REVERSE=reverse, GRAD=gradient, num_warps=DIVERGENCE[1],
         )  # fmt: skip
     return loss
 
@@ -154,6 +154,7 @@ def launch_tokens(
     if len(logits):
         tokens_kernel[(len(logits),)](
             logits, logits.stride(0), x_1.contiguous(), x_1 if x_t is None else x_t.contiguous(), scale.contiguous(),
-            loss, columns, logits.shape[1], C=_block(columns), GKL=x_t is not None, GRAD=gradient, num_warps=WARPS,
+            loss, columns, logits.shape[1], C=_block(columns, TOKENS[0]), GKL=x_t is not None, GRAD=gradient,
+            num_warps=TOKENS[1],
         )  # fmt: skip
     return loss

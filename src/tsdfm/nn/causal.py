@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from tsdfm.errors import UserError
 from tsdfm.nn.layers import Norm, Rotary, rotate
 from tsdfm.nn.settings import Shape
 from tsdfm.settings import to_dict
@@ -93,6 +94,8 @@ class CausalNet(nn.Module):
 
     def __init__(self, shape: Shape, *, vocab: int, tied: bool = True) -> None:
         super().__init__()
+        if shape.positions:
+            raise UserError("net.positions is for teachers and compasses: an autoregressive model knows its place")
         self.shape, self.vocab = shape, vocab
         self.embedding = nn.Embedding(vocab, shape.width)
         nn.init.normal_(self.embedding.weight, std=0.02)

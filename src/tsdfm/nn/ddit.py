@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tsdfm.nn.layers import Block, Norm, Rotary, ScalarEmbedding, modulate, zero_
+from tsdfm.nn.layers import Block, Norm, Rotary, ScalarEmbedding, at_places, modulate, places_of, zero_
 from tsdfm.nn.settings import Shape
 
 
@@ -36,6 +36,7 @@ class DDiT(nn.Module):
             self.fuser: nn.Module = nn.Sequential(nn.Linear(2 * shape.cond, shape.cond), nn.SiLU())
         else:
             self.fuser = nn.Identity()
+        self.places = places_of(shape)
         self.rotary = Rotary(shape.width // shape.heads)
         self.blocks = nn.ModuleList(Block(shape, fuse=step_size) for _ in range(shape.depth))
         self.norm = Norm(shape.width)
@@ -56,7 +57,7 @@ class DDiT(nn.Module):
     def hidden(self, x_t: Tensor, t: Tensor, h: Tensor | None = None) -> Tensor:
         """The final hidden state [B, L, D]; the head is linear in it."""
         cond = self.condition(t, h)
-        x = self.embedding(x_t)
+        x = at_places(self.embedding(x_t), self.places)
         cos, sin = self.rotary(x_t.shape[1])
         for block in self.blocks:
             if self.shape.checkpoint and torch.is_grad_enabled():

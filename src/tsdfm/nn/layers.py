@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tsdfm.errors import UserError
 from tsdfm.nn.settings import Shape
 
 
@@ -110,3 +111,21 @@ def zero_(layer: nn.Linear) -> nn.Linear:
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
     return layer
+
+
+def places_of(shape: Shape) -> nn.Embedding | None:
+    """Embeddings of places [positions, D], for texts whose n-th word has a role of its own; none by default."""
+    if not shape.positions:
+        return None
+    places = nn.Embedding(shape.positions, shape.width)
+    nn.init.normal_(places.weight, std=0.02)
+    return places
+
+
+def at_places(x: Tensor, places: nn.Embedding | None) -> Tensor:
+    """x [B, L, D] plus the embeddings of its places."""
+    if places is None:
+        return x
+    if x.shape[1] > places.num_embeddings:
+        raise UserError(f"rows of {x.shape[1]} tokens, but net.positions is {places.num_embeddings}: raise it")
+    return x + places.weight[: x.shape[1]]

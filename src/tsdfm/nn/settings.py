@@ -22,6 +22,7 @@ class NetSettings:
     mlp_ratio: int = option(4, "hidden width of the MLP over the width")
     dropout: float = option(0.1, "dropout after attention and MLP, while training")
     checkpoint: bool = option(False, "recompute activations in the backward pass: less memory, a third more time")
+    positions: int = option(0, "also learn an embedding of each place, for rows up to so long (beside rotary); 0: none")
 
     def shape(self) -> Shape:
         """The concrete sizes, checked."""
@@ -30,6 +31,8 @@ class NetSettings:
         sizes = (self.width, self.depth, self.heads, self.cond, self.mlp_ratio)
         if any(size is not None and size < 1 for size in sizes):
             raise UserError("net.width, depth, heads, cond and mlp_ratio must be at least 1")
+        if self.positions < 0:
+            raise UserError(f"net.positions is a length, 0 for none, not {self.positions}")
         if not 0 <= self.dropout < 1:
             raise UserError(f"net.dropout must be at least 0 and below 1, not {self.dropout}")
         width = self.width or PRESETS[self.preset]
@@ -46,6 +49,7 @@ class NetSettings:
             hidden=self.mlp_ratio * width,
             dropout=self.dropout,
             checkpoint=self.checkpoint,
+            positions=self.positions,
         )
 
 
@@ -60,3 +64,4 @@ class Shape:
     hidden: int
     dropout: float
     checkpoint: bool
+    positions: int = 0

@@ -11,12 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from tsdfm.engine.checkpoint import find_checkpoint, load_weights, read_state
 from tsdfm.engine.manifest import read_manifest
 from tsdfm.errors import UserError
 from tsdfm.flow.schedule import Schedule, schedule_from
 from tsdfm.flow.source import Source, source_from
+from tsdfm.kernels.head import quick_logits
 from tsdfm.nn.ddit import DDiT
 from tsdfm.nn.settings import Shape
 from tsdfm.settings import build, to_dict
@@ -72,7 +74,7 @@ class Velocity:
 
     def __call__(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
         """p(x_1 | x_t, t[, h]) as logits [B, L, |V|]; a network without step-size conditioning does not see h."""
-        out: Tensor = self.net(x_t, t, h if self.spec.step_size else None)
+        out: Tensor = self.net(x_t, t, h if self.spec.step_size else None, then=quick_logits)
         return out
 
     @property
@@ -91,7 +93,8 @@ def check_rows(spec: Any, rows: Any, owner: str) -> None:
 
 def as_model(net: nn.Module, spec: VelocitySpec) -> Any:
     """(x_t, t, h) → logits for a network that may be wrapped (DDP, FSDP): a solver's or the ELBO's model."""
-    return lambda x_t, t, h: net(x_t, t, h) if spec.step_size else net(x_t, t)
+    then = None if isinstance(net, FSDPModule) else quick_logits  # a copy of gathered weights would not stay true
+    return lambda x_t, t, h: net(x_t, t, h if spec.step_size else None, then=then)
 
 
 def read_spec(path: Path) -> VelocitySpec:

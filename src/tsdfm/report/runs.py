@@ -132,9 +132,8 @@ def find_runs(paths: Sequence[Path], tokens: Path | None = None) -> Found:
     if not paths:
         raise UserError("give a pipeline's folder, or run folders")
     runs: list[Run] = []
+    paths = [made_by(path) for path in paths]
     for path in paths:
-        if not path.is_dir():
-            raise UserError(f"no folder at {path}: give a pipeline's folder, or run folders")
         own = Run(path, read_manifest(path)) if (path / MANIFEST).is_file() else None
         runs += [own] if own is not None and own.kind else in_folder(path)
     if not any(run.kind in ("model", "compass") for run in runs):
@@ -143,6 +142,21 @@ def find_runs(paths: Sequence[Path], tokens: Path | None = None) -> Found:
     models = sorted((r for r in runs if r.kind == "model"), key=place_of)
     compasses = sorted((r for r in runs if r.kind == "compass"), key=place_of)
     return Found(home, tuple(models), tuple(compasses), tokens or tokens_of(home, runs))
+
+
+def made_by(path: Path) -> Path:
+    """A folder as it is; for the name or file of a recipe, the folder its pipeline fills (nothing is trained twice)."""
+    if path.is_dir():
+        return path
+    from tsdfm.recipes import shipped
+
+    if path.suffix != ".toml" and str(path) not in shipped():
+        raise UserError(f"no folder at {path}: give a pipeline's folder, run folders or a recipe")
+    from tsdfm.pipeline import PipelineSettings
+    from tsdfm.pipeline import run as run_pipeline
+
+    out = PipelineSettings(recipe="").out if path.stem == "tiny_cpu" else Path("runs") / path.stem
+    return run_pipeline(PipelineSettings(recipe=str(path), out=out))
 
 
 def in_folder(folder: Path) -> list[Run]:

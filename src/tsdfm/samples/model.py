@@ -14,7 +14,8 @@ from tsdfm.engine.distributed import pick_device
 from tsdfm.engine.manifest import read_manifest
 from tsdfm.engine.precision import autocast, use_bf16
 from tsdfm.errors import UserError
-from tsdfm.flow import Jump, RowNoise, Step, check_grid, grid, jump_from, solve
+from tsdfm.flow import Jump, Step, check_grid, grid, jump_from, solve
+from tsdfm.kernels.noise import QuietNoise
 from tsdfm.nn.velocity import Velocity, load_velocity, run_folder
 from tsdfm.samples.given import given_tokens
 from tsdfm.samples.guide import Guide
@@ -124,7 +125,7 @@ class TextModel:
         on_step: Callable[[Step], None] | None,
     ) -> Tensor:
         device, spec = self.velocity.device, self.velocity.spec
-        noise = RowNoise(seed, numbers)
+        noise = QuietNoise(seed, numbers)
         x_0 = self.velocity.source.draw((len(numbers), spec.length), noise, device)
         held, tokens = (None, None) if given is None else (given[0].to(device), given[1].to(device))
         with autocast(self.bf16, device):

@@ -24,8 +24,8 @@ from tsdfm.kernels import rows
 from tsdfm.kernels.head import Head, padded
 
 ROOM = {"cpu": 1 << 21, "cuda": 1 << 25}  # logits of one chunk
-FAST_ROWS = 2048  # positions of a chunk where kernels work on it: nothing but the bf16 logits is ever made
-WIDE_SUMS = False  # add chunks of the head's gradient inside the product, in float32
+FAST_ROWS = 4096  # positions of a chunk where kernels work on it: nothing but the bf16 logits is ever made
+WIDE_SUMS = True  # add chunks of the head's gradient inside the product, in float32
 
 Found = tuple[Tensor, Tensor | None]
 """Losses [n], and their gradients by the logits [n, V] where those are asked for."""
@@ -200,16 +200,16 @@ def _by_kernel(
     weights = scale.to(torch.float32)
     total = torch.zeros((), dtype=torch.float64, device=hidden.device)
     by_hidden = torch.empty_like(x) if grad else None
-    by_weight = torch.zeros(head.weight.shape, dtype=torch.float32, device=x.device) if grad else None
+    by_weight: Tensor | None = None
     by_bias = torch.zeros(len(head.weight), device=x.device) if grad and head.bias is not None else None
     with torch.autocast(hidden.device.type, enabled=False):
         for first in range(0, len(x), FAST_ROWS):
             part = slice(first, min(first + FAST_ROWS, len(x)))
             logits = head.whole(x[part])
             total += (objective.by_kernel(logits, part, weights[part], columns, grad) * scale[part]).sum()
-            if by_hidden is not None and by_weight is not None:
+            if by_hidden is not None:
                 torch.mm(logits, head.weight, out=by_hidden[part])
-                _add_product(by_weight, logits.T, x[part])
+                by_weight = _add_product(by_weight, logits.T, x[part])
             if by_bias is not None:
                 by_bias += logits.sum(0, dtype=torch.float32)
     made = [
@@ -220,12 +220,14 @@ def _by_kernel(
     return made, total.to(torch.float32)
 
 
-def _add_product(into: Tensor, a: Tensor, b: Tensor) -> None:
-    """into [V', D] float32 += a @ b; with `WIDE_SUMS` the product is never rounded to bf16 on its way."""
-    if WIDE_SUMS and into.is_cuda and a.dtype != torch.float32:
-        torch.addmm(into, a, b, out_dtype=torch.float32, out=into)
-    else:
-        into += a @ b
+def _add_product(into: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
+    """into [V', D] float32 + a @ b, in place; with `WIDE_SUMS` the product is never rounded to bf16 on its way."""
+    if WIDE_SUMS and a.is_cuda and a.dtype != torch.float32:
+        if into is None:
+            return torch.mm(a, b, out_dtype=torch.float32)
+        return torch.addmm(into, a, b, out_dtype=torch.float32, out=into)
+    product = (a @ b).float()
+    return product if into is None else into.add_(product)
 
 
 def _fold(made: list[Tensor | None], part: slice, by_logits: Tensor, x: Tensor, weight: Tensor) -> None:

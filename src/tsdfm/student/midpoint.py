@@ -122,7 +122,10 @@ class Navigated(Blind):
         t, h, free = near(t, x_t), near(h, x_t), self.free(x_t)
         probe = self.stats is not None and self.stats.probe and len(rows) > 0
         everywhere = not self.explores or probe  # else the rows above τ need no blind jump
-        x = hop(self.jump, x_t, logits, t, h, u, free if everywhere else free & ~near(above, x_t)[:, None])
+        if len(rows) == len(x_t) and not everywhere:
+            x = x_t.clone()
+        else:
+            x = hop(self.jump, x_t, logits, t, h, u, free if everywhere else free & ~near(above, x_t)[:, None])
         if self.stats is not None:
             self.stats.midpoints += len(x_t)
         if len(rows):
@@ -141,7 +144,7 @@ class Navigated(Blind):
     def _navigate(self, scene: Scene, blind: Tensor, probe: bool) -> Tensor:
         """Algorithm 1 for the rows above τ; `blind` [n, L] are their blind jumps, where those were made."""
         best, energy = self._explore(scene) if self.explores else (blind, self._score(blind))
-        self._count(best, navigated=len(best), jumped=(best != scene.x_t[scene.rows]).sum())
+        self._count(navigated=len(best), jumped=(best != scene.x_t[scene.rows]).sum())
         if self.refines:
             best, energy = self._refine(scene, best, energy)
         if probe:
@@ -205,12 +208,11 @@ class Navigated(Blind):
         refined = refine(s.x_t, best, s.logits, s.t, s.h, s.rows, u, s.free, self.schedule, self.settings, s.survey)
         after = self._score(refined)
         if energy is None or after is None:  # the random control: no questions asked
-            self._count(best, refined=len(best), accepted=len(best), replaced=(refined != best).sum())
+            self._count(refined=len(best), accepted=len(best), replaced=(refined != best).sum())
             return refined, None
         kept, accepted = safeguard(best, energy, refined, after, self.settings.epsilon)
         change = (after - energy).double()
         self._count(
-            best,
             refined=len(best),
             accepted=accepted.sum(),
             replaced=(refined != best).sum(),
@@ -226,7 +228,7 @@ class Navigated(Blind):
         flat = states.reshape(-1, states.shape[-1])
         if self.stats is not None:
             self.stats.scored += len(flat)
-        self._count(flat, scored=len(flat))
+        self._count(scored=len(flat))
         if flat.is_cuda and len(flat) == 1:  # a batch of one would be compiled on its own
             return self.compass.energy(flat.repeat(2, 1))[:1].view(states.shape[:-1])
         return self.compass.energy(flat).view(states.shape[:-1])
@@ -239,22 +241,16 @@ class Navigated(Blind):
         before = self.compass.energy(blind)
         self.stats.add(probed=len(blind), energy_blind=before.double().sum(), energy_navigated=found.double().sum())
 
-    def _count(self, beside: Tensor, **values: Tensor | int) -> None:
-        if self.stats is None:
-            return
-        # whole numbers become tensors beside the others: moving them there later would make the host wait
-        made = {
-            name: torch.full((), value, dtype=torch.float64, device=beside.device) if isinstance(value, int) else value
-            for name, value in values.items()
-        }
-        self.stats.add(**made)
+    def _count(self, **values: Tensor | int) -> None:
+        if self.stats is not None:
+            self.stats.add(**values)
 
     def _count_candidates(self, states: Tensor, energies: Tensor | None, pick: Tensor) -> None:
         if self.stats is None:
             return
         k = states.shape[1]
         picks = (pick[:, None] == torch.arange(k, device=pick.device)).sum(0)
-        self._count(states, picks=picks, diversity=diversity(states).sum())
+        self._count(picks=picks, diversity=diversity(states).sum())
         if energies is not None:
             high = torch.where(energies.isfinite(), energies, -torch.inf).amax(-1)
             self.stats.add(spread=(high - energies.amin(-1)).double().sum())
@@ -302,11 +298,14 @@ def own_uniforms(noise: Noise, rows: Tensor, call: int, device: torch.device) ->
     if not isinstance(noise, RowNoise):
         return lambda use, shape: uniform(noise, shape, device)
     numbers = noise.rows[rows.to(noise.rows.device)]
+    made: dict[int, Tensor] = {}
 
     def draw(use: int, shape: tuple[int, ...]) -> Tensor:
-        own = QuietNoise(noise.seed, numbers, noise.stream + STREAM)
-        own.draws = call * USES + use
-        return uniform(own, shape, device)
+        if use not in made:  # a use always has one shape
+            own = QuietNoise(noise.seed, numbers, noise.stream + STREAM)
+            own.draws = call * USES + use
+            made[use] = uniform(own, shape, device)
+        return made[use]
 
     return draw
 

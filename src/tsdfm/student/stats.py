@@ -35,21 +35,24 @@ class Stats:
     midpoints: int = 0
     scored: int = 0
     _sums: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    _counts: dict[str, int] = field(default_factory=dict, repr=False)
 
     def add(self, **values: Tensor | int) -> None:
-        """Add sums over rows, by the names above; `picks` is [K]."""
+        """Add sums over rows, by the names above; `picks` is [K]. Whole numbers stay on the host until read."""
         for name, value in values.items():
             if name not in SUMS and name != "picks":
                 raise KeyError(name)
-            value = torch.as_tensor(value, dtype=torch.float64)
+            if isinstance(value, int):
+                self._counts[name] = self._counts.get(name, 0) + value
+                continue
             before = self._sums.get(name)
-            self._sums[name] = value if before is None else before + value.to(before.device)
+            self._sums[name] = value.to(torch.float64) if before is None else before + value.to(before.device)
 
     def mean(self, midpoints: float, device: torch.device) -> dict[str, Tensor]:
         """Every sum over so many midpoints, scalars on the device: always the same names, 0 where nothing happened."""
         zero = torch.zeros((), dtype=torch.float64, device=device)
-        picks = self._sums.get("picks", torch.zeros(self.candidates)).to(device)
-        sums = {name: self._sums.get(name, zero).to(device) for name in SUMS}
+        picks = self._sums["picks"].to(device) if "picks" in self._sums else zero.expand(self.candidates)
+        sums = {name: self._sums.get(name, zero).to(device) + self._counts.get(name, 0) for name in SUMS}
         sums |= {f"pick_{c + 1}": picks[c] for c in range(self.candidates)}
         return {PREFIX + name: value / max(midpoints, 1e-300) for name, value in sums.items()}
 

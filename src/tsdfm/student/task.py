@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from tsdfm.compass.model import Compass
+from tsdfm.compass.model import Compass, lean
+from tsdfm.engine.graphs import Replayed
 from tsdfm.engine.learner import compile_batches
 from tsdfm.engine.task import Context
 from tsdfm.flow import CumulativeJump, RowNoise, bits_per_character, elbo_rows, interpolate
@@ -93,9 +94,13 @@ class StudentTask:
             assert isinstance(self.compass, Compass)  # the settings see to it
             self.refresher = Refresher(self.compass, self.settings.refresh, self.spec, self.seed)
             self.compass = self.refresher.compass
+        elif isinstance(self.compass, Compass) and self.compass.bf16 and context.graphs is not None:
+            self.compass = lean(self.compass)
         net = getattr(self.compass, "net", None)
         if self.settings.loop.compile and isinstance(net, nn.Module) and context.world.device.type == "cuda":
             compile_batches(net)
+            if context.graphs is not None:
+                net.forward = Replayed(net.forward, net, context.graphs)
 
     def policy(self, step: int, stats: Stats) -> Policy:
         """The midpoint policy at a step of the training."""

@@ -10,9 +10,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from tsdfm import kernels
 from tsdfm.engine.task import Context
 from tsdfm.flow import RowNoise, bits_per_character, cross_entropy, elbo_rows, generalised_kl, interpolate
+from tsdfm.flow.loss import LAST_TIME
+from tsdfm.kernels.noise import QuietNoise
 from tsdfm.nn.velocity import VelocitySpec, as_model
+from tsdfm.student.fused import CrossEntropy, GeneralisedKL, Objective, fused_loss
 from tsdfm.teacher.settings import TeacherSettings
 from tsdfm.tokens.loader import Batch
 from tsdfm.tokens.rows import TokenRows
@@ -45,17 +49,36 @@ class TeacherTask:
         self.world = context.world
 
     def loss(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Mapping[str, Tensor]]:
-        x_1, noise = batch.tokens, RowNoise(self.seed, batch.rows)
+        x_1, noise = batch.tokens, QuietNoise(self.seed, batch.rows)
         t = row_times(batch.rows, self.seed) ** self.settings.time_power
         x_0 = self.source.draw(x_1.shape, noise, x_1.device)
         x_t = interpolate(x_0, x_1, t, self.schedule, noise)
         x_t[:, : self.spec.anchor] = x_1[:, : self.spec.anchor]
+        if kernels.on(x_1, "rows"):
+            return self._fused(model, x_1, x_t, t), {}
         logits = model(x_t, t.float())
         free = slice(self.spec.anchor, None)
         if self.settings.loss == "cross-entropy":
             return cross_entropy(logits[:, free], x_1[:, free]), {}
         loss = generalised_kl(logits[:, free], x_1[:, free], x_t[:, free], t, self.schedule, self.source)
         return loss, {}
+
+    def _fused(self, model: nn.Module, x_1: Tensor, x_t: Tensor, t: Tensor) -> Tensor:
+        """The same loss without ever making the logits of the whole batch: by kernels, where they run."""
+        anchor = self.spec.anchor
+        free = x_1.shape[1] - anchor
+        scale = torch.full_like(t, 1.0 / (len(x_1) * free))
+        targets = [x[:, anchor:].flatten() for x in (x_1, x_t)]
+        objective: Objective = CrossEntropy(targets[0])
+        if self.settings.loss != "cross-entropy":
+            objective, scale = GeneralisedKL(*targets), scale * self.schedule.rate(t.clamp(max=LAST_TIME))
+        each = scale[:, None].expand(-1, free).flatten()
+
+        def then(hidden: Tensor, head: nn.Linear) -> Tensor:
+            return fused_loss(hidden[:, anchor:].flatten(0, 1), head, objective, each)
+
+        loss: Tensor = model(x_t, t.float(), then=then)
+        return loss
 
     def evaluate(self, model: nn.Module, step: int) -> Mapping[str, float]:
         """The ELBO of held-out rows: nats per token, and bits per character of their text."""

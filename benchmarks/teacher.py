@@ -1,0 +1,68 @@
+"""The teacher's training step: `python -m benchmarks teacher`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from benchmarks.harness import Step, measure, report, stepper, world
+from tsdfm.engine.learner import Learner
+from tsdfm.engine.settings import LoopSettings
+from tsdfm.nn.settings import NetSettings
+from tsdfm.nn.velocity import VelocitySpec
+from tsdfm.settings import option
+from tsdfm.teacher.settings import TeacherSettings
+from tsdfm.teacher.task import TeacherTask
+from tsdfm.tokens.loader import Batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeacherBenchmark:
+    """What to time."""
+
+    preset: str = option("170m", "size of the teacher")
+    vocab: int = option(50257, "|V|")
+    length: int = option(1024, "tokens in a row")
+    batch: tuple[int, ...] = option((8,), "rows of a step")
+    compile: bool = option(True, "torch.compile the network")
+    warm: int = option(6, "steps before timing")
+    repeats: int = option(15, "timed steps")
+    device: str = option("auto", "auto, cpu or cuda")
+    out: Path | None = option(None, "folder for the tables as JSON")
+
+
+def run(settings: TeacherBenchmark) -> None:
+    """Time the whole step at every batch size."""
+    here, rows = world(settings.device), []
+    for batch in settings.batch:
+        timing = measure({"teacher": partial(build, settings, batch)}, here.device, settings.warm, settings.repeats)
+        for name, found in timing.items():
+            speed = int(batch * settings.length / found.median * 1e3)
+            row = {"step": name, "batch": batch, "ms": found.median, "fastest": found.low, "slowest": found.high}
+            rows.append({**row, "tokens/s": speed, "peak GiB": found.peak})
+    title = f"teacher step: {settings.preset}, |V| = {settings.vocab}, length {settings.length}"
+    report(title, rows, here.device, settings.out and settings.out / "teacher.json")
+
+
+def build(settings: TeacherBenchmark, batch: int) -> Step:
+    here = world(settings.device)
+    spec = VelocitySpec(
+        shape=NetSettings(preset=settings.preset).shape(),
+        vocab=settings.vocab,
+        source="uniform",
+        schedule="poly:1",
+        length=settings.length,
+        anchor=0,
+        tokenizer="random",
+    )
+    plan = TeacherSettings(tokens=Path(), out=Path(), loop=LoopSettings(batch=batch, compile=settings.compile))
+    learner = Learner(TeacherTask(plan, spec, None), here, plan.loop, plan.optim)
+    made = []
+    for n in range(8):
+        tokens = torch.randint(settings.vocab, (batch, settings.length), generator=torch.Generator().manual_seed(n))
+        numbers = torch.arange(n * batch, (n + 1) * batch)
+        made.append(Batch(tokens.to(here.device), numbers.to(here.device)))
+    return stepper(learner, made)

@@ -1,0 +1,254 @@
+"""CUDA graphs: a network's pass is recorded once for each shape and then replayed by one call of the host.
+
+A transformer of 12 blocks launches some 150 kernels a pass. Launched one by one from Python they take the host longer
+than the device, which then waits. A replay runs the very kernels that were recorded, so results are the same bits.
+
+    Replayed   a pass without gradients: semi-teacher, compass, a frozen teacher
+    Trained    a pass with gradients: forward and backward are recorded, autograd sees one function
+
+Both run the function itself wherever a replay would not be safe, and for good if recording should fail: they never
+change a result, only the time it takes. Graphs of one `Pool` share memory: none of them runs between a `Trained`
+forward and its backward.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+WARM = 1  # plain calls of a shape before it is recorded: they compile, and let libraries choose their kernels
+MOST = 64  # shapes that one function is recorded for
+_plain = 0
+
+
+@contextlib.contextmanager
+def plain() -> Iterator[None]:
+    """Replay nothing inside the block: for comparisons."""
+    global _plain
+    _plain += 1
+    try:
+        yield
+    finally:
+        _plain -= 1
+
+
+@dataclass
+class Pool:
+    """Memory that graphs share, made when the first of them is recorded."""
+
+    handle: Any = None
+    busy: bool = False  # a trained forward waits for its backward: what it keeps lies in this memory
+
+    def get(self) -> Any:
+        if self.handle is None:
+            self.handle = torch.cuda.graph_pool_handle()
+        return self.handle
+
+    def renew(self) -> None:
+        """After a failure: what was begun in the old pool is left alone."""
+        self.handle = None
+
+
+@dataclass
+class Recording:
+    """A graph with the tensors it reads and writes; they live as long as it does, or it would use freed memory."""
+
+    graph: Any
+    inputs: list[Tensor]
+    output: Tensor
+    keep: Any = None
+
+    def run(self, inputs: Sequence[Tensor]) -> Tensor:
+        """Replay; the answer is overwritten by the next replay."""
+        for mine, theirs in zip(self.inputs, inputs, strict=True):
+            mine.copy_(theirs)
+        self.graph.replay()
+        return self.output
+
+
+@dataclass
+class _Base:
+    """What both kinds share: which call may be replayed, and when to record."""
+
+    fn: Callable[..., Tensor]
+    module: nn.Module
+    pool: Pool = field(default_factory=Pool)
+    most: int = MOST
+    made: dict[Any, Any] = field(default_factory=dict)
+    seen: dict[Any, int] = field(default_factory=dict)
+    off: bool = False
+
+    def safe(self, inputs: Sequence[Tensor | None]) -> bool:
+        """May this very call be replayed?"""
+        if self.off or _plain or self.pool.busy or torch.compiler.is_compiling():
+            return False
+        given = [x for x in inputs if x is not None]
+        return all(x.is_cuda for x in given) and not torch.cuda.is_current_stream_capturing()
+
+    def key(self, inputs: Sequence[Tensor | None]) -> Any:
+        """Everything a recording depends on but the values."""
+        first = next(self.module.parameters(), None)
+        return (
+            tuple(None if x is None else (tuple(x.shape), x.dtype) for x in inputs),
+            torch.is_autocast_enabled("cuda"),
+            torch.get_autocast_dtype("cuda"),
+            self.module.training,
+            0 if first is None else first.data_ptr(),
+        )
+
+    def find(self, inputs: Sequence[Tensor | None]) -> Any:
+        """The recording for such inputs, made now if they were seen before; None: call the function itself."""
+        if not self.safe(inputs):
+            return None
+        key = self.key(inputs)
+        made = self.made.get(key)
+        if made is None:
+            seen = self.seen.get(key, 0)
+            self.seen[key] = seen + 1
+            if seen >= WARM and len(self.made) < self.most:
+                made = self.attempt(key, inputs)
+        return made
+
+    def attempt(self, key: Any, inputs: Sequence[Tensor | None]) -> Any:
+        """Record, or say why not and leave it at that."""
+        try:
+            made = self.record(inputs)
+        except Exception as problem:
+            self.off = True
+            self.pool.renew()
+            reason = (str(problem).splitlines() or [""])[0]
+            warnings.warn(
+                f"no CUDA graph for {type(self.module).__name__}, it runs without: {type(problem).__name__}: {reason}",
+                stacklevel=2,
+            )
+            return None
+        self.made[key] = made
+        return made
+
+    def record(self, inputs: Sequence[Tensor | None]) -> Any:
+        raise NotImplementedError
+
+    def copies(self, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Inputs at addresses of their own, marked for the compiler as the originals are."""
+        made = [None if x is None else x.detach().clone() for x in inputs]
+        for mine, theirs in zip(made, inputs, strict=True):
+            if mine is not None and hasattr(theirs, "_dynamo_static_indices"):
+                torch._dynamo.mark_static(mine)
+        return made
+
+    def capture(self, graph: Any) -> Any:
+        # other threads (the loader's) may go on using the device meanwhile
+        return torch.cuda.graph(graph, pool=self.pool.get(), capture_error_mode="thread_local")
+
+
+class Replayed(_Base):
+    """`fn(*tensors) → tensor` of a network whose weights are only ever changed in place; without gradients."""
+
+    def __call__(self, *inputs: Tensor | None) -> Tensor:
+        made = None if torch.is_grad_enabled() else self.find(inputs)
+        if made is None:
+            return self.fn(*inputs)
+        out: Tensor = made.run([x for x in inputs if x is not None])
+        return out.clone()
+
+    def record(self, inputs: Sequence[Tensor | None]) -> Recording:
+        static, graph = self.copies(inputs), torch.cuda.CUDAGraph()
+        with self.capture(graph):
+            output = self.fn(*static)
+        return Recording(graph, [x for x in static if x is not None], output)
+
+
+@dataclass
+class _Both:
+    """Forward and backward of one shape."""
+
+    forward: Recording
+    backward: Any
+    by_output: Tensor
+    params: list[Tensor]
+    grads: list[Tensor]
+    pool: Pool
+
+
+@dataclass
+class Trained(_Base):
+    """`fn(*tensors) → tensor` of a network in training, whose gradients are taken once between two clearings.
+
+    Gradients live at fixed addresses, which the next backward overwrites: so a call that finds gradients not cleared
+    (micro-batches), or a forward whose backward has not come, is an ordinary one.
+    """
+
+    params: list[Tensor] = field(default_factory=list)
+
+    def __call__(self, *inputs: Tensor | None) -> Tensor:
+        made: _Both | None = self.find(inputs) if self.clear() else None
+        if made is None:
+            return self.fn(*inputs)
+        given = [x for x in inputs if x is not None]
+        out: Tensor = _Run.apply(made, len(given), *given, *made.params)  # type: ignore[no-untyped-call]
+        return out
+
+    def clear(self) -> bool:
+        if not self.params:
+            self.params = [p for p in self.module.parameters() if p.requires_grad]
+        return torch.is_grad_enabled() and all(p.grad is None for p in self.params)
+
+    def record(self, inputs: Sequence[Tensor | None]) -> _Both:
+        static, params = self.copies(inputs), self.params
+        forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        with self.capture(forward):
+            output = self.fn(*static)
+        by_output = torch.zeros_like(output)
+        with self.capture(backward):
+            grads = torch.autograd.grad((output,), params, (by_output,), allow_unused=True)
+        used = [(p, g) for p, g in zip(params, grads, strict=True) if g is not None]
+        recorded = Recording(forward, [x for x in static if x is not None], output.detach())
+        theirs, found = [p for p, _ in used], [g.detach() for _, g in used]
+        return _Both(recorded, backward, by_output, theirs, found, self.pool)
+
+
+class _Run(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, made: _Both, count: int, *tensors: Tensor) -> Tensor:
+        ctx.made, ctx.count = made, count
+        made.pool.busy = True
+        return made.forward.run(tensors[:count]).detach()
+
+    @staticmethod
+    def backward(ctx: Any, *by_output: Tensor) -> Any:
+        made: _Both = ctx.made
+        made.by_output.copy_(by_output[0])
+        made.backward.replay()
+        made.pool.busy = False
+        # a new tensor for each: autograd then takes it for the parameter's gradient instead of a copy
+        return (None, None, *([None] * ctx.count), *(g.detach() for g in made.grads))
+
+
+def captured(step: Callable[[], Any]) -> Callable[[], None]:
+    """A step without inputs and outputs as a graph: what it works on must be reachable from `step`, which is kept."""
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        step()
+    return keeping(graph.replay, step)
+
+
+def keeping(replay: Callable[[], Any], step: Callable[[], Any]) -> Callable[[], None]:
+    """`replay`, with everything `step` refers to kept alive: a graph holds addresses, not tensors."""
+
+    def turn() -> None:
+        assert step is not None
+        replay()
+
+    return turn
