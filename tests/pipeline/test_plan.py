@@ -129,6 +129,24 @@ def test_places_do_not_count_when_settings_are_compared() -> None:
     assert comparable(one) == {"k": 1, "ratio": {"n": 3}}
 
 
+def test_what_needs_a_judge_is_refused_before_anything_runs() -> None:
+    with pytest.raises(UserError, match="report policy needs a judge"):
+        plan(recipe(measure={"world": ""}, report={"tables": ["policy"]}), OUT)
+    with pytest.raises(UserError, match="frontier needs a judge"):
+        plan(recipe(measure={"world": "", "frontier": True}), OUT)
+    stages = plan(recipe(judge={}, measure={"world": "", "frontier": True}, report={"tables": ["policy"]}), OUT)
+    assert "judge" in [stage.name for stage in stages]
+
+
+def test_a_seed_reaches_students_without_a_section_of_their_own() -> None:
+    plain = {"tokens": {}, "teacher": {}, "students": {"fs-dfm": {}}, "seed": 4}
+    assert named(seeded(plain))["fs-dfm"]["loop"]["seed"] == 4
+
+
+def test_what_is_set_twice_is_a_list() -> None:
+    assert overrides(("report.tables=main", "report.tables=policy")) == {"report": {"tables": ["main", "policy"]}}
+
+
 def test_overrides_nest() -> None:
     pairs = ("sources=uniform", "students.ts-dfm.navigate.k=3", "students.ts-dfm.loop.steps=2")
     expected = {"ts-dfm": {"navigate": {"k": "3"}, "loop": {"steps": "2"}}}

@@ -14,7 +14,7 @@ import tsdfm
 from tsdfm.errors import UserError
 from tsdfm.flow import grid
 from tsdfm.report.commands.diversity import diversity
-from tsdfm.report.commands.overhead import benchmark_rows, step_time
+from tsdfm.report.commands.overhead import benchmark_rows, step_time, steps_in
 from tsdfm.report.commands.prefix import shared_start
 from tsdfm.report.desk import size, world_of
 from tsdfm.report.runs import Run, find_runs
@@ -194,3 +194,12 @@ def test_a_recipe_is_run_first_and_only_once(tmp_path: Path, monkeypatch: pytest
     before = weights.stat().st_mtime_ns
     find_runs([Path("mine.toml")])
     assert weights.stat().st_mtime_ns == before
+
+
+def test_an_interrupted_interval_counts_the_steps_it_timed() -> None:
+    """Logged at 100 and 150, resumed at 130: the seconds of the last line are of 20 steps."""
+    before = {"step": 100, "tokens": 1000}
+    whole = {"step": 150, "tokens": 1500, "seconds": 5.0, "tokens_per_s": 100.0}
+    assert steps_in(whole, before) == 50
+    assert steps_in({**whole, "seconds": 2.0}, before) == 20
+    assert steps_in({"step": 150, "seconds": 5.0}, {"step": 100}) == 50

@@ -85,6 +85,8 @@ def start(model: EnergyNet, settings: CompassSettings, spec: CompassSpec, teache
 def record_for(settings: CompassSettings, spec: CompassSpec) -> Record:
     """What the run's manifests say. `compass` rather than `model`: nobody may take it for a velocity network."""
     inputs = {"tokens": settings.tokens, "teacher": settings.teacher}
+    if settings.init_from is not None:
+        inputs["init_from"] = settings.init_from
     if settings.ratio.proposer is not None and settings.objective == "ratio":
         inputs["proposer"] = settings.ratio.proposer
     same = replace(spec, shape=replace(spec.shape, checkpoint=False))  # costs time, saves memory, changes no number

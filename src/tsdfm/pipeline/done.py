@@ -33,14 +33,16 @@ def is_finished(settings: Any) -> bool:
     if comparable(found["settings"]) != comparable(to_dict(settings)):
         raise UserError(f"{settings.out} holds a finished run of other settings: remove it or give another --out")
     for name, made_from in found["inputs"].items():
-        if input_sha256(input_path(settings, name)) != made_from["sha256"]:
+        path = input_path(settings, name)
+        if path is None or input_sha256(path) != made_from["sha256"]:
             raise UserError(f"{settings.out} was made from other {name}: remove it or give another --out")
     return True
 
 
-def input_path(settings: Any, name: str) -> Path:
-    """Where a stage's settings have one of its inputs."""
-    return Path(settings.ratio.proposer if name == "proposer" else getattr(settings, name))
+def input_path(settings: Any, name: str) -> Path | None:
+    """Where a stage's settings have one of its inputs, if they still have it."""
+    found: Path | None = settings.ratio.proposer if name == "proposer" else getattr(settings, name)
+    return found
 
 
 def comparable(settings: Mapping[str, Any]) -> dict[str, Any]:

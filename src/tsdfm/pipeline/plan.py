@@ -13,9 +13,10 @@ from tsdfm.recipes import table
 from tsdfm.settings import build, merge, nearest
 
 BY_SOURCE = ("teacher", "compass", "compasses", "validate", "student", "students")  # [source.NAME.SECTION] lays over
-SECTIONS = ("extends", "seed", "sources", "source", "corpus", "tokens", *BY_SOURCE, "measure", "report")
+SECTIONS = ("extends", "seed", "sources", "source", "corpus", "tokens", "judge", *BY_SOURCE, "measure", "report")
 SOURCES = ("uniform", "mask")
-TRAINED = ("teacher", "compass", "student")
+TRAINED = ("teacher", "compass", "student", "judge")
+MANY = {"student": "students"}
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ def seeded(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """`seed = N` laid under every stage that has a seed of its own."""
     if "seed" not in recipe:
         return dict(recipe)
-    loops = {name: {"loop": {"seed": recipe["seed"]}} for name in TRAINED if name in recipe}
+    wanted = [name for name in TRAINED if name in recipe or MANY.get(name) in recipe]
+    loops = {name: {"loop": {"seed": recipe["seed"]}} for name in wanted}
     measure = {"measure": {"seed": recipe["seed"]}} if "measure" in recipe else {}
     return merge({**loops, **measure}, dict(recipe))
 
@@ -86,4 +88,19 @@ def text_stages(recipe: Mapping[str, Any], out: Path) -> list[Stage]:
         given = {"corpus": out / "corpus", "out": out / "tokens", **table(recipe, "tokens")}
         tokens = build(TokensSettings, given, "tokens")
         stages.append(Stage("tokens", lambda: make_tokens(tokens)))
+    if "judge" in recipe:
+        stages.append(judge_stage(recipe, out))
     return stages
+
+
+def judge_stage(recipe: Mapping[str, Any], out: Path) -> Stage:
+    """An in-house judge on the same tokens, which all sources share; `measure` then asks it too."""
+    from tsdfm.judges.settings import JudgeTrainSettings
+    from tsdfm.judges.train import run
+    from tsdfm.pipeline.done import train
+
+    settings = build(
+        JudgeTrainSettings, {"tokens": out / "tokens", **table(recipe, "judge"), "out": out / "judge"}, "judge"
+    )
+    settings.net.shape()
+    return Stage("judge", lambda: train(run, settings))

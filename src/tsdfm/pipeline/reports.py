@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import partial
@@ -17,6 +18,8 @@ from tsdfm.settings import build, option
 
 SAMPLED = ("main", "frontier", "threshold", "candidates", "policy", "refinement", "diversity", "prefix", "scaling")
 TABLES = (*SAMPLED, "compass", "overhead")
+JUDGED = tuple(name for name in SAMPLED if name not in ("refinement", "diversity"))
+NO_JUDGE = "needs a judge: give measure.judges (docs/judges.md), a [judge] section, or measure.world for stories"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,22 +65,37 @@ def measure_stage(recipe: Mapping[str, Any], out: Path) -> Stage:
     from tsdfm.report.measure import run
     from tsdfm.report.settings import MeasureSettings
 
-    settings = build(MeasureSettings, table(recipe, "measure"), "measure")
+    settings = build(MeasureSettings, measure_section(recipe, out), "measure")
+    if settings.frontier and not (settings.world or settings.judges):
+        raise UserError(f"measure.frontier {NO_JUDGE}")
     if settings.world:
         world_named(settings.world)
     models = models_of(recipe, out)
     return Stage("measure", lambda: run(settings, models, out / "tokens", out / "report"))
 
 
+def measure_section(recipe: Mapping[str, Any], out: Path) -> dict[str, Any]:
+    """[measure], with the recipe's own judge among the judges."""
+    given = table(recipe, "measure")
+    judges = given.get("judges", [])
+    own = [str(out / "judge")] if "judge" in recipe else []
+    return {**given, "judges": [*own, *([judges] if isinstance(judges, str) else judges)]}
+
+
 def page_stages(recipe: Mapping[str, Any], out: Path) -> list[Stage]:
     """The tables that [report] names, trajectories of the same seed through every model, and the page."""
     from tsdfm.cli import VERBS, load
+    from tsdfm.report.settings import MeasureSettings
 
     sections = table(recipe, "report")
     own = [f.name for f in fields(PageSettings)]
     check_names(sections, (*own, *TABLES), "setting of [report]")
     wanted = build(PageSettings, {name: sections[name] for name in own if name in sections}, "report")
     check_names(wanted.tables, TABLES, "table")
+    measured = build(MeasureSettings, measure_section(recipe, out), "measure")
+    judged = [name for name in wanted.tables if name in JUDGED]
+    if judged and not (measured.world or measured.judges):
+        raise UserError(f"report {judged[0]} {NO_JUDGE}")
     stages = []
     for name in wanted.tables:
         verb = VERBS[f"report {name}"]
@@ -95,6 +113,7 @@ def record_all(recipe: Mapping[str, Any], out: Path, steps: int) -> None:
     from tsdfm.view.record import record_trajectories
 
     folder, seed = out / "report" / "trajectories", int(recipe.get("seed", 0))
+    shutil.rmtree(folder, ignore_errors=True)  # those of other steps or of models that are gone
     names = [*(["teacher"] if "teacher" in recipe else []), *student_names(recipe)]
     for source in sources_of(recipe):
         models = [folder_of(name, source, out) for name in names]

@@ -37,13 +37,16 @@ def run(settings: PipelineSettings, say: Callable[[str], None] = print) -> Path:
 
 
 def overrides(pairs: tuple[str, ...]) -> dict[str, Any]:
-    """`("teacher.loop.steps=100",)` as nested plain values."""
+    """`("teacher.loop.steps=100",)` as nested plain values; what is given more than once makes a list."""
     out: dict[str, Any] = {}
+    seen: dict[str, list[str]] = {}
     for pair in pairs:
         path, equals, value = pair.partition("=")
         if not equals:
             raise UserError(f"--set takes section.name=value, not {pair!r}")
-        nested: Any = value.split(",") if path.strip() == "sources" else value
+        earlier = seen.setdefault(path.strip(), [])
+        earlier.append(value)
+        nested: Any = value.split(",") if path.strip() == "sources" else value if len(earlier) == 1 else list(earlier)
         for part in reversed(path.strip().split(".")):
             nested = {part: nested}
         out = merge(out, nested)

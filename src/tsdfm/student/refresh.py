@@ -60,6 +60,7 @@ class Refresher:
         loss.backward()  # type: ignore[no-untyped-call]
         average_gradients(self.compass.net, world)
         self.optimiser.step(self.settings.lr)
+        torch.clear_autocast_cache()  # else navigation in this step would use the casts of the weights before it
 
     def parts(self) -> dict[str, Mapping[str, Tensor]]:
         """What a checkpoint has to hold besides the student."""

@@ -57,10 +57,11 @@ def spec_for(settings: TeacherSettings, rows: TokenRows) -> VelocitySpec:
 def record_for(settings: TeacherSettings, spec: VelocitySpec) -> Record:
     """What the run's manifests say, and what a resumed run must share with its checkpoint."""
     same = replace(spec, shape=replace(spec.shape, checkpoint=False))  # costs time, saves memory, changes no number
+    start = {"init_from": settings.init_from} if settings.init_from is not None else {}
     return Record(
         stage="teacher",
         settings=settings,
-        inputs={"tokens": settings.tokens},
+        inputs={"tokens": settings.tokens, **start},
         parent=settings.init_from,
         extra={"model": spec.plain()},
         identity={"model": same.plain(), "loss": settings.loss, "time_power": settings.time_power},

@@ -82,13 +82,23 @@ def step_time(model: Run) -> tuple[float | None, int]:
     only where there is no other.
     """
     lines = [line for line in metrics(model) if line.get("kind") == "train" and line.get("seconds")]
-    spans = [(after["step"] - before["step"], after["seconds"]) for before, after in pairwise(lines)]
+    spans = [(steps_in(after, before), after["seconds"]) for before, after in pairwise(lines)]
     spans = [(steps, seconds) for steps, seconds in spans if steps > 0]
     if not spans and lines:
         spans = [(lines[0]["step"], lines[0]["seconds"])]
     if not spans:
         return None, 0
     return 1000 * median(seconds / steps for steps, seconds in spans), sum(steps for steps, _ in spans)
+
+
+def steps_in(line: dict[str, Any], before: dict[str, Any]) -> int:
+    """The steps that a line's seconds were spent on: fewer than since the line before where a run was resumed."""
+    whole = int(line["step"] - before["step"])
+    tokens = line.get("tokens", 0) - before.get("tokens", 0)
+    if tokens <= 0 or not line.get("tokens_per_s"):
+        return whole
+    spent: float = line["tokens_per_s"] * line["seconds"] / tokens
+    return min(whole, round(whole * spent))
 
 
 def benchmark_rows(path: Path) -> list[dict[str, Any]]:

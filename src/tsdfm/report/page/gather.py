@@ -139,8 +139,13 @@ def stages(folder: Path) -> list[Stage]:
 
 def validations(folder: Path) -> dict[str, Any]:
     """The examination of each source's compass, from the compasses' own folders."""
-    found = [as_table(read(path)) for path in sorted(folder.glob("*/validation.json"))]
-    exams = {str(exam.get("source")): exam for exam in found if is_exam(exam)}
+    paths = sorted(
+        folder.glob("*/validation.json"), key=lambda path: (not path.parent.name.startswith("compass"), path)
+    )
+    exams: dict[str, Any] = {}
+    for exam in (as_table(read(path)) for path in paths):  # where a source has several, the plain one is shown
+        if is_exam(exam):
+            exams.setdefault(str(exam.get("source")), exam)
     return {source: exams[source] for source in sorted(exams, key=lambda name: name != "uniform")}
 
 
