@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.harness import measure, milliseconds, report, stepper, world
+from benchmarks.harness import measure, milliseconds, random_spec, report, stepper, world
 from tsdfm.compass.frequency import frequency_bins
 from tsdfm.compass.negatives import Kit, Negatives
 from tsdfm.compass.network import spec_from
@@ -17,8 +17,7 @@ from tsdfm.compass.settings import CompassLoop, CompassNet, CompassSettings
 from tsdfm.compass.task import CompassTask
 from tsdfm.engine.learner import Learner
 from tsdfm.engine.precision import autocast
-from tsdfm.nn.settings import NetSettings
-from tsdfm.nn.velocity import Velocity, VelocitySpec
+from tsdfm.nn.velocity import Velocity
 from tsdfm.settings import option
 from tsdfm.tokens.loader import Batch
 
@@ -42,15 +41,7 @@ def run(settings: CompassBenchmark) -> None:
     """Time the whole step, and the making of its states alone."""
     here = world(settings.device)
     torch.manual_seed(0)
-    spec = VelocitySpec(
-        shape=NetSettings(preset=settings.preset).shape(),
-        vocab=settings.vocab,
-        source="uniform",
-        schedule="poly:1",
-        length=settings.length,
-        anchor=0,
-        tokenizer="random",
-    )
+    spec = random_spec(settings.preset, settings.vocab, settings.length)
     teacher = Velocity(spec, spec.network().to(here.device).eval(), spec.flow_source(), spec.flow_schedule())
     plan = CompassSettings(
         tokens=Path(),

@@ -24,6 +24,8 @@ from rich.table import Table
 
 from tsdfm.engine.distributed import World, pick_device
 from tsdfm.engine.learner import Learner
+from tsdfm.nn.settings import NetSettings
+from tsdfm.nn.velocity import VelocitySpec
 
 Step = Callable[[int], Any]
 
@@ -76,6 +78,20 @@ def guarded(what: str, work: Callable[[], Any]) -> Any:
 
 def world(device: str) -> World:
     return World(device=pick_device(device))
+
+
+def random_spec(preset: str, vocab: int, length: int, *, step_size: bool = False) -> VelocitySpec:
+    """A network of random tokens: sizes are all that a benchmark asks of it."""
+    return VelocitySpec(
+        shape=NetSettings(preset=preset).shape(),
+        vocab=vocab,
+        source="uniform",
+        schedule="poly:1",
+        length=length,
+        anchor=0,
+        tokenizer="random",
+        step_size=step_size,
+    )
 
 
 def stepper(learner: Learner, batches: list[Any]) -> Step:

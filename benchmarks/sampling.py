@@ -15,15 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.harness import Clock, guarded, milliseconds, report, world
+from benchmarks.harness import Clock, guarded, milliseconds, random_spec, report, world
 from tsdfm.engine.graphs import Replayed, captured
 from tsdfm.engine.learner import compile_in_place
 from tsdfm.engine.precision import autocast, use_bf16
-from tsdfm.flow import grid, jump_from, solve
-from tsdfm.kernels.noise import QuietNoise
+from tsdfm.flow import RowNoise, grid, jump_from, solve
 from tsdfm.nn.causal import CausalNet
 from tsdfm.nn.settings import NetSettings
-from tsdfm.nn.velocity import Velocity, VelocitySpec
+from tsdfm.nn.velocity import Velocity
 from tsdfm.settings import option
 
 
@@ -95,16 +94,7 @@ def cases(settings: SamplingBenchmark, batch: int, device: torch.device) -> list
 
 
 def velocity(settings: SamplingBenchmark, device: torch.device, *, step_size: bool) -> Velocity:
-    spec = VelocitySpec(
-        shape=NetSettings(preset=settings.preset).shape(),
-        vocab=settings.vocab,
-        source="uniform",
-        schedule="poly:1",
-        length=settings.length,
-        anchor=0,
-        tokenizer="random",
-        step_size=step_size,
-    )
+    spec = random_spec(settings.preset, settings.vocab, settings.length, step_size=step_size)
     torch.manual_seed(0)
     net = spec.network().to(device).eval().requires_grad_(False)
     if settings.compile:
@@ -127,7 +117,7 @@ def fixed(body: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def generate(model: Velocity, batch: int, points: tuple[float, ...], device: torch.device) -> Tensor:
-    noise = QuietNoise(0, torch.arange(batch, device=device))
+    noise = RowNoise(0, torch.arange(batch, device=device))
     x_0 = model.source.draw((batch, model.spec.length), noise, device)
     jump = jump_from("cumulative" if model.spec.step_size else "euler", model.schedule, model.source)
     with autocast(use_bf16("auto", device), device):

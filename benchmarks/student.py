@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.harness import Step, built, guarded, interleaved, report, say, stepper, world
+from benchmarks.harness import Step, built, guarded, interleaved, random_spec, report, say, stepper, world
 from benchmarks.profile import summarise
 from tsdfm import kernels
 from tsdfm.compass.model import Compass
@@ -22,8 +22,6 @@ from tsdfm.compass.settings import CompassNet
 from tsdfm.engine import graphs as engine_graphs
 from tsdfm.engine.learner import Learner
 from tsdfm.engine.precision import autocast, use_bf16
-from tsdfm.nn.settings import NetSettings
-from tsdfm.nn.velocity import VelocitySpec
 from tsdfm.settings import option
 from tsdfm.student.settings import NavigateSettings, StudentLoop, StudentOptim, StudentSettings
 from tsdfm.student.targets import steady
@@ -207,16 +205,7 @@ def maker(settings: StudentBenchmark, batch: int, navigate: NavigateSettings | N
 
     def build() -> Step:
         here = world(settings.device)
-        spec = VelocitySpec(
-            shape=NetSettings(preset=settings.preset).shape(),
-            vocab=settings.vocab,
-            source="uniform",
-            schedule="poly:1",
-            length=settings.length,
-            anchor=0,
-            tokenizer="random",
-            step_size=True,
-        )
+        spec = random_spec(settings.preset, settings.vocab, settings.length, step_size=True)
         compass = None
         if navigate is not None:
             about = spec_from(spec, CompassNet(preset=settings.preset).shape(), "nce")

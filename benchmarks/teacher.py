@@ -8,11 +8,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.harness import Step, measure, report, stepper, world
+from benchmarks.harness import Step, measure, random_spec, report, stepper, world
 from tsdfm.engine.learner import Learner
 from tsdfm.engine.settings import LoopSettings
-from tsdfm.nn.settings import NetSettings
-from tsdfm.nn.velocity import VelocitySpec
 from tsdfm.settings import option
 from tsdfm.teacher.settings import TeacherSettings
 from tsdfm.teacher.task import TeacherTask
@@ -49,15 +47,7 @@ def run(settings: TeacherBenchmark) -> None:
 
 def build(settings: TeacherBenchmark, batch: int) -> Step:
     here = world(settings.device)
-    spec = VelocitySpec(
-        shape=NetSettings(preset=settings.preset).shape(),
-        vocab=settings.vocab,
-        source="uniform",
-        schedule="poly:1",
-        length=settings.length,
-        anchor=0,
-        tokenizer="random",
-    )
+    spec = random_spec(settings.preset, settings.vocab, settings.length)
     plan = TeacherSettings(tokens=Path(), out=Path(), loop=LoopSettings(batch=batch, compile=settings.compile))
     learner = Learner(TeacherTask(plan, spec, None), here, plan.loop, plan.optim)
     made = []

@@ -3,7 +3,7 @@ import torch
 from compass_parts import ANCHOR, LENGTH, VOCAB, make_teacher
 
 from tsdfm.compass import propose as module
-from tsdfm.compass.propose import jump_for, propose, reconstruct
+from tsdfm.compass.propose import propose, reconstruct
 from tsdfm.flow import draw
 
 
@@ -25,7 +25,7 @@ def test_sparse_jumps_equal_whole_ones(source, name, step_size, monkeypatch):
     monkeypatch.setitem(module.ROOM, "cpu", 7 * VOCAB)  # several parts
     velocity = make_teacher(source, step_size=step_size)
     x, t, h, u = setting(source)
-    jump = jump_for(velocity, name)
+    jump = velocity.jump(name)
     logits = velocity(x, t.float(), h.float())
     got = propose(velocity, x, t, h, u, jump)
     for n in range(3):
@@ -37,7 +37,7 @@ def test_sparse_jumps_equal_whole_ones(source, name, step_size, monkeypatch):
 
 
 def test_the_jump_of_a_student_is_cumulative():
-    names = [type(jump_for(make_teacher(step_size=s))).__name__ for s in (True, False)]
+    names = [type(make_teacher(step_size=s).jump()).__name__ for s in (True, False)]
     assert names == ["CumulativeJump", "EulerJump"]
 
 

@@ -1,4 +1,4 @@
-"""The hot path's noise has the bits of `RowNoise`."""
+"""The kernel of the noise gives the bits of `RowNoise`'s own code."""
 
 from __future__ import annotations
 
@@ -7,22 +7,33 @@ import torch
 
 from tsdfm import kernels
 from tsdfm.flow import RowNoise
-from tsdfm.kernels.noise import QuietNoise, quiet
+from tsdfm.kernels import noise_triton
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @pytest.mark.parametrize("stream", [0, 3, 1 << 20])
-@pytest.mark.parametrize("by_kernel", [False, True])
-def test_same_bits(stream: int, by_kernel: bool) -> None:
-    if by_kernel:
-        pytest.importorskip("triton")
-    rows = torch.tensor([0, 5, 1_000_003], device=DEVICE)
-    plain, mine = RowNoise(11, rows, stream), QuietNoise(11, rows, stream)
-    with kernels.forced("noise") if by_kernel else kernels.without("noise"):
-        for shape in ((3, 7), (3, 2, 40, 30), (3,)):
-            assert torch.equal(plain.uniform(shape), mine.uniform(shape))
-        pick = torch.tensor([2, 0], device=DEVICE)
-        assert torch.equal(plain.select(pick).uniform((2, 5)), mine.select(pick).uniform((2, 5)))
-        assert torch.equal(quiet(plain).uniform((3, 4)), plain.uniform((3, 4)))
-    assert isinstance(mine, RowNoise)
+def test_same_bits(stream: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = []
+    launch = noise_triton.launch
+    monkeypatch.setattr(noise_triton, "launch", lambda *given: launched.append(given) or launch(*given))
+    rows, pick = torch.tensor([0, 5, 1_000_003], device=DEVICE), torch.tensor([2, 0], device=DEVICE)
+    plain, mine = RowNoise(11, rows, stream), RowNoise(11, rows, stream)
+    for shape in ((3, 7), (3, 2, 40, 30), (3,)):
+        with kernels.without("noise"):
+            expected = plain.uniform(shape)
+        with kernels.forced("noise"):
+            assert torch.equal(mine.uniform(shape), expected)
+    with kernels.without("noise"):
+        expected = plain.select(pick).uniform((2, 5))
+    with kernels.forced("noise"):
+        assert torch.equal(mine.select(pick).uniform((2, 5)), expected)
+    assert len(launched) == 4
+
+
+def test_other_precisions_do_without_the_kernel() -> None:
+    rows = torch.arange(4, device=DEVICE)
+    with kernels.forced("noise"):
+        narrow = RowNoise(1, rows).uniform((4, 9), torch.float32)
+    with kernels.without("noise"):
+        assert torch.equal(RowNoise(1, rows).uniform((4, 9), torch.float32), narrow)

@@ -20,11 +20,11 @@ from tsdfm.errors import UserError
 from tsdfm.flow import RowNoise
 from tsdfm.nn.settings import NetSettings
 from tsdfm.nn.velocity import VelocitySpec
-from tsdfm.teacher.run import spec_for, valid_rows
+from tsdfm.teacher.run import spec_for
 from tsdfm.teacher.settings import TeacherSettings
 from tsdfm.teacher.task import TeacherTask, row_times
 from tsdfm.tokens.loader import Batch
-from tsdfm.tokens.rows import TokenRows
+from tsdfm.tokens.rows import TokenRows, valid_rows
 
 NET = NetSettings(width=16, depth=1, heads=2, cond=8, dropout=0.0)
 VOCAB, LENGTH = 11, 6

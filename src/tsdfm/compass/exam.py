@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tsdfm.compass.negatives import Negatives
 from tsdfm.compass.network import CompassSpec
-from tsdfm.compass.propose import jump_for, propose
+from tsdfm.compass.propose import propose
 from tsdfm.compass.states import Walk, positive_times, walk
 from tsdfm.flow import RowNoise
 from tsdfm.nn.velocity import Velocity
@@ -121,7 +121,7 @@ def true_and_jumps(
     """
     x_t, x_next = states.at(t), states.at(t + h)
     u = noise.uniform((len(t), n, x_t.shape[1], 2)).to(x_t.device)
-    jumps = propose(proposer, x_t, t, h, u, jump_for(proposer, jump))
+    jumps = propose(proposer, x_t, t, h, u, proposer.jump(jump))
     return torch.cat([x_next[:, None], jumps], dim=1), (jumps == x_next[:, None]).all(-1)
 
 

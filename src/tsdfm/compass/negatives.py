@@ -24,12 +24,11 @@ import torch
 from torch import Tensor
 
 from tsdfm.compass.frequency import FrequencyBins, uniform_other
-from tsdfm.compass.propose import jump_for, propose, reconstruct
+from tsdfm.compass.propose import propose, reconstruct
 from tsdfm.compass.settings import NegativeSettings
 from tsdfm.compass.states import Walk
 from tsdfm.errors import UserError
 from tsdfm.flow import RowNoise, Source
-from tsdfm.kernels.noise import QuietNoise
 from tsdfm.nn.velocity import Velocity
 from tsdfm.settings import nearest
 
@@ -110,7 +109,7 @@ def velocity_step(pairs: Pairs) -> Tensor:
     if pairs.kit.settings.forward == "reconstruct":
         return reconstruct(teacher, back, t - h, lost, pairs.uniform_like())
     u = pairs.uniform(1, pairs.x_t.shape[1], 2)
-    return propose(teacher, back, t - h, h, u, jump_for(teacher, "euler"))[:, 0]
+    return propose(teacher, back, t - h, h, u, teacher.jump("euler"))[:, 0]
 
 
 def random_replace(pairs: Pairs) -> Tensor:
@@ -203,7 +202,7 @@ class Negatives:
         """`count` negatives of each row's x_t. `choice` [B, count] fixes the strategies instead of drawing them."""
         batch, device = len(t), t.device
         numbers = (rows[:, None] * count + torch.arange(count, device=rows.device)).view(-1)
-        noise = QuietNoise(seed, numbers, stream)
+        noise = RowNoise(seed, numbers, stream)
         drawn, u = self.draw(noise, device, batch * count)
         picked = drawn if choice is None else choice.reshape(-1)
         rate = self.rates(picked, u)

@@ -19,13 +19,6 @@ Jumps = EulerJump | CumulativeJump
 ROOM = {"cpu": 1 << 24, "cuda": 1 << 29}  # logits alive at once
 
 
-def jump_for(velocity: Velocity, name: str = "auto") -> Jumps:
-    """The jump by its name; `auto` is `cumulative` for a network that knows its step size, `euler` otherwise."""
-    cumulative = velocity.spec.step_size if name == "auto" else name == "cumulative"
-    kind = CumulativeJump if cumulative else EulerJump
-    return kind(velocity.schedule, velocity.source)
-
-
 @torch.no_grad()
 def propose(velocity: Velocity, x: Tensor, t: Tensor, h: Tensor, u: Tensor, jump: Jumps) -> Tensor:
     """N jumps [B, N, L] from each state x [B, L] at t [B] over h [B], by uniforms u [B, N, L, 2].

@@ -10,16 +10,14 @@ from tsdfm.compass.network import CompassSpec, EnergyNet, spec_from, start_from_
 from tsdfm.compass.ratio import RatioTask
 from tsdfm.compass.settings import CompassSettings
 from tsdfm.compass.task import CompassTask, make_negatives
-from tsdfm.engine.checkpoint import Store, load_weights
+from tsdfm.engine.checkpoint import load_weights
 from tsdfm.engine.distributed import World, join
-from tsdfm.engine.loop import fit
 from tsdfm.engine.task import Record
 from tsdfm.errors import UserError
 from tsdfm.nn.velocity import Velocity, check_rows, load_velocity
 from tsdfm.settings import to_dict
-from tsdfm.teacher.run import valid_rows
-from tsdfm.tokens.loader import Loader, prefetch
-from tsdfm.tokens.rows import TokenRows
+from tsdfm.tokens.rows import TokenRows, valid_rows
+from tsdfm.tokens.train import train_rows
 
 
 def run(settings: CompassSettings) -> Path:
@@ -30,21 +28,14 @@ def run(settings: CompassSettings) -> Path:
         spec = spec_from(teacher.spec, settings.net.shape(), settings.objective)
         check_rows(spec, rows, "the teacher")
         task = task_for(settings, spec, teacher, rows, world)
-        if Store(settings.out).newest() is None:  # else `fit` resumes it or refuses: leave what is there as it is
-            start(task.model, settings, spec, teacher)
-            world.on_main(lambda: rows.tokenizer.save(settings.out / "tokenizer"))
-        loader = Loader(rows, settings.loop.batch, settings.loop.seed, world.rank, world.size)
-        fit(
+        return train_rows(
             task,
-            lambda step: prefetch(loader, step, world.device, stop=settings.loop.steps),
-            world=world,
-            loop=settings.loop,
-            optim=settings.optim,
-            out=settings.out,
-            record=record_for(settings, spec),
-            resume=settings.resume,
+            rows,
+            settings,
+            record_for(settings, spec),
+            world,
+            begin=lambda: start(task.model, settings, spec, teacher),
         )
-    return settings.out
 
 
 def task_for(

@@ -22,7 +22,7 @@ from tsdfm.compass.states import positive_times, walk
 from tsdfm.engine.distributed import World
 from tsdfm.engine.learner import quicken
 from tsdfm.engine.task import Context
-from tsdfm.kernels.noise import QuietNoise
+from tsdfm.flow import RowNoise
 from tsdfm.nn.velocity import Velocity
 from tsdfm.tokens.loader import Batch
 from tsdfm.tokens.rows import TokenRows
@@ -60,11 +60,11 @@ class CompassTask:
         """Compile and record the frozen teacher too, where the network is."""
         teacher = self.negatives.kit.teacher
         if teacher is not None and self.settings.loop.compile and context.graphs is not None:
-            quicken(teacher.net, context.graphs)
+            quicken(teacher.net, "hidden", context.graphs)
 
     def states(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """[B, N + 2, L]: the positive, its earlier state, its negatives; δ [B]; what is void [B, N] and [B]."""
-        settings, noise = self.settings, QuietNoise(self.seed, batch.rows)
+        settings, noise = self.settings, RowNoise(self.seed, batch.rows)
         states = walk(batch.tokens, self.source, self.schedule, self.spec.anchor, noise)
         t = positive_times(batch.rows, self.seed, settings.clean, noise)
         delta = noise.uniform((len(t),)).to(t.device) * (settings.delta_max - settings.delta_min) + settings.delta_min

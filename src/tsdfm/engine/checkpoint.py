@@ -134,6 +134,11 @@ def find_checkpoint(path: Path, choose: str = "newest") -> Path:
     return newest
 
 
+def has_checkpoint(path: Path) -> bool:
+    """Does `path` mean a checkpoint, or a run that has come as far as one?"""
+    return (path / STATE).is_file() or bool(Store(path).steps())
+
+
 def read_state(checkpoint: Path) -> dict[str, Any]:
     """The state of a checkpoint, checked to be one this version reads."""
     state = read_json(checkpoint / STATE)

@@ -136,30 +136,22 @@ def _wrap_body(model: nn.Module, around: Callable[[Any, nn.Module], Any]) -> Non
         setattr(model, "hidden", around(body, model))  # noqa: B010 (a method, not a parameter)
 
 
-def compile_batches(model: nn.Module) -> None:
-    """torch.compile, without changing a name, of a network that is called with batches of any size: one graph for all.
+def any_batch(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn(*tensors)` compiled once for batches of every size: the first dimension of its inputs is left open."""
+    inner = torch.compile(fn)
 
-    The length stays fixed; only the first dimension of the one input is left open.
-    """
-    inner = torch.compile(model.forward)
-
-    def forward(x: Tensor) -> Any:
-        torch._dynamo.maybe_mark_dynamic(x, 0)
-        return inner(x)
-
-    model.forward = forward
-
-
-def quicken(model: nn.Module, pool: Pool) -> None:
-    """Compile and record the body of a frozen network that is called with batches of any size."""
-    if isinstance(vars(model).get("hidden"), Replayed):
-        return
-    inner = torch.compile(model.hidden)  # type: ignore[arg-type]
-
-    def hidden(*inputs: Tensor | None) -> Any:
+    def call(*inputs: Tensor | None) -> Any:
         for x in inputs:
             if x is not None:
                 torch._dynamo.maybe_mark_dynamic(x, 0)
         return inner(*inputs)
 
-    setattr(model, "hidden", Replayed(hidden, model, pool))  # noqa: B010
+    return call
+
+
+def quicken(model: nn.Module, name: str, pool: Pool | None) -> None:
+    """Compile method `name` of a frozen network that is called with batches of any size and, with a pool, record it."""
+    if name in vars(model):  # done before, by a task that shares the network
+        return
+    fast = any_batch(getattr(model, name))
+    setattr(model, name, fast if pool is None else Replayed(fast, model, pool))

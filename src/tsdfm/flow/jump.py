@@ -104,9 +104,11 @@ class CumulativeJump(_Leaving):
         return -torch.expm1(p_other * torch.log(self.schedule.survival(t, s)))
 
 
-def jump_from(name: str, schedule: Schedule, source: Source, *, keep_revealed: bool = False) -> Jump:
+def jump_from(
+    name: str, schedule: Schedule, source: Source, *, keep_revealed: bool = False
+) -> EulerJump | CumulativeJump:
     """A jump from its name, "euler" or "cumulative"."""
-    kinds = {"euler": EulerJump, "cumulative": CumulativeJump}
+    kinds: dict[str, type[EulerJump] | type[CumulativeJump]] = {"euler": EulerJump, "cumulative": CumulativeJump}
     if name not in kinds:
         raise UserError(f'unknown jump "{name}": use "euler" or "cumulative"')
     return kinds[name](schedule, source, keep_revealed)

@@ -5,16 +5,20 @@ else. A text therefore does not change with the batch it was made in, a training
 or on eight, and nothing has to be stored to resume. Every function of `flow` that needs randomness takes `noise`, which
 is either a `RowNoise` or a plain `torch.Generator` (faster on a GPU, tied to the batch).
 
-The hash is two rounds of the splitmix64 finaliser in wrapping 64-bit integers, so CPU and GPU give the same bits.
+The hash is two rounds of the splitmix64 finaliser in wrapping 64-bit integers, so CPU and GPU give the same bits; on
+a GPU with Triton a draw is one launch (`kernels/noise_triton.py`).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+from tsdfm import kernels
 
 GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
 MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
@@ -34,6 +38,13 @@ def mix64(x: Tensor) -> Tensor:
     return x ^ _shift_right(x, 31)
 
 
+@functools.lru_cache(maxsize=4096)
+def salt_of(seed: int, stream: int) -> int:
+    """What is mixed into every row's key; a number of the host, so that no device is waited for."""
+    salt = torch.tensor([seed, stream], dtype=torch.int64)
+    return int(mix64(mix64(salt[0] + GOLDEN) ^ (salt[1] * MIX_1)))
+
+
 @dataclass
 class RowNoise:
     """A stream of uniforms for each row; `rows` [B] are the rows' own numbers, int64.
@@ -46,22 +57,29 @@ class RowNoise:
     rows: Tensor
     stream: int = 0
     draws: int = 0
-    _keys: Tensor = field(init=False, repr=False)
+    _keys: Tensor | None = field(init=False, repr=False, default=None)
 
-    def __post_init__(self) -> None:
-        salt = torch.tensor([self.seed, self.stream], dtype=torch.int64)
-        salt = mix64(mix64(salt[0] + GOLDEN) ^ (salt[1] * MIX_1))
-        self._keys = mix64(mix64(self.rows.to(torch.int64) + GOLDEN) ^ salt.to(self.rows.device))
+    @property
+    def keys(self) -> Tensor:
+        """The hash of each row's number [B], made when it is first asked for: a kernel makes its own."""
+        if self._keys is None:
+            self._keys = mix64(mix64(self.rows.to(torch.int64) + GOLDEN) ^ salt_of(self.seed, self.stream))
+        return self._keys
 
     def uniform(self, shape: Sequence[int], dtype: torch.dtype = torch.float64) -> Tensor:
         """Uniforms in [0, 1) of `shape` = [B, …]; 53 random bits in float64, 24 in float32."""
         if shape[0] != len(self.rows):
             raise ValueError(f"noise has {len(self.rows)} rows, {shape[0]} were asked for")
-        inner = torch.Size(shape[1:])
-        place = torch.arange(inner.numel(), device=self.rows.device).view(inner)
-        counter = place + (self.draws * DRAW_STRIDE)
+        start = self.draws * DRAW_STRIDE
         self.draws += 1
-        keys = self._keys.view(-1, *[1] * len(inner))
+        if dtype == torch.float64 and self.rows.dtype == torch.int64 and kernels.on(self.rows, "noise"):
+            from tsdfm.kernels.noise_triton import launch
+
+            made: Tensor = launch(self.rows, salt_of(self.seed, self.stream), start, torch.Size(shape))
+            return made
+        inner = torch.Size(shape[1:])
+        counter = torch.arange(inner.numel(), device=self.rows.device).view(inner) + start
+        keys = self.keys.view(-1, *[1] * len(inner))
         bits = mix64(mix64(keys + counter * GOLDEN) + keys)
         keep = 53 if dtype == torch.float64 else 24
         return _shift_right(bits, 64 - keep).to(dtype) * 2.0**-keep

@@ -17,6 +17,7 @@ from tsdfm.judges.settings import JudgeTrainSettings
 from tsdfm.nn.causal import CausalSpec
 from tsdfm.tokens.loader import Batch
 from tsdfm.tokens.rows import TokenRows
+from tsdfm.tokens.train import held_out_parts
 
 
 class JudgeTask:
@@ -38,16 +39,13 @@ class JudgeTask:
         if self.valid is None:
             return {}
         world, settings = self.world, self.settings
-        count = min(settings.eval_rows, len(self.valid))
-        count -= count % world.size if count >= world.size else 0  # every process calls the model equally often
-        mine = [i % len(self.valid) for i in range(world.rank, max(count, world.size), world.size)]
-        size = max(1, (settings.loop.micro or settings.loop.batch // world.size))
+        count, parts = held_out_parts(self.valid, settings.eval_rows, settings.loop, world)
         total = torch.zeros((), dtype=torch.float64, device=world.device)
-        for first in range(0, len(mine), size):
-            tokens = torch.from_numpy(self.valid.take(mine[first : first + size]).astype("int64")).to(world.device)
+        for part in parts:
+            tokens = torch.from_numpy(self.valid.take(part).astype("int64")).to(world.device)
             costs = cross_entropy(model(tokens[:, :-1]), tokens[:, 1:], reduction="none")
             total += costs.double().sum()
-        nats = total.item() / (len(mine) * (self.spec.length - 1))
+        nats = total.item() / (sum(map(len, parts)) * (self.spec.length - 1))
         characters = self.valid.count_characters(self.valid.take(range(count))[:, 1:])
         bits = bits_per_character(nats, count * (self.spec.length - 1), characters) if characters else float("nan")
         return {"nll": nats, "bits_per_character": bits}

@@ -5,16 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from tsdfm.engine.checkpoint import Store
 from tsdfm.engine.distributed import join
-from tsdfm.engine.loop import fit
 from tsdfm.engine.task import Record
 from tsdfm.judges.settings import JudgeTrainSettings
 from tsdfm.judges.task import JudgeTask
 from tsdfm.nn.causal import CausalSpec
-from tsdfm.teacher.run import valid_rows
-from tsdfm.tokens.loader import Loader, prefetch
-from tsdfm.tokens.rows import TokenRows
+from tsdfm.tokens.rows import TokenRows, valid_rows
+from tsdfm.tokens.train import train_rows
 
 
 def run(settings: JudgeTrainSettings) -> Path:
@@ -23,20 +20,7 @@ def run(settings: JudgeTrainSettings) -> Path:
     spec = spec_for(settings, rows)
     with join(settings.loop.device) as world:
         task = JudgeTask(settings, spec, valid_rows(settings.tokens))
-        if Store(settings.out).newest() is None:  # else `fit` resumes it or refuses: leave what is there as it is
-            world.on_main(lambda: rows.tokenizer.save(settings.out / "tokenizer"))
-        loader = Loader(rows, settings.loop.batch, settings.loop.seed, world.rank, world.size)
-        fit(
-            task,
-            lambda step: prefetch(loader, step, world.device, stop=settings.loop.steps),
-            world=world,
-            loop=settings.loop,
-            optim=settings.optim,
-            out=settings.out,
-            record=record_for(settings, spec),
-            resume=settings.resume,
-        )
-    return settings.out
+        return train_rows(task, rows, settings, record_for(settings, spec), world)
 
 
 def spec_for(settings: JudgeTrainSettings, rows: TokenRows) -> CausalSpec:

@@ -1,5 +1,8 @@
 # mypy: ignore-errors
-"""The kernel of `kernels.noise`: splitmix64 of (key of the row, counter of the place), 53 bits of it."""
+"""The kernel of `flow.RowNoise`, whose own code is its reference.
+
+splitmix64 of (key of the row, counter of the place), 53 bits of it.
+"""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 from tsdfm.engine.checkpoint import find_checkpoint, load_weights, read_state
 from tsdfm.engine.manifest import read_manifest
 from tsdfm.errors import UserError
+from tsdfm.flow.jump import CumulativeJump, EulerJump, jump_from
 from tsdfm.flow.schedule import Schedule, schedule_from
 from tsdfm.flow.source import Source, source_from
 from tsdfm.kernels.head import quick_logits
@@ -76,6 +77,12 @@ class Velocity:
         """p(x_1 | x_t, t[, h]) as logits [B, L, |V|]; a network without step-size conditioning does not see h."""
         out: Tensor = self.net(x_t, t, h if self.spec.step_size else None, then=quick_logits)
         return out
+
+    def jump(self, name: str = "auto") -> EulerJump | CumulativeJump:
+        """The jump by its name; `auto` is `cumulative` for a network that knows its step size, `euler` otherwise."""
+        if name == "auto":
+            name = "cumulative" if self.spec.step_size else "euler"
+        return jump_from(name, self.schedule, self.source)
 
     @property
     def device(self) -> torch.device:

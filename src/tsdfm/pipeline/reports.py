@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tsdfm.engine.manifest import read_json, write_json
 from tsdfm.errors import UserError
@@ -16,6 +16,9 @@ from tsdfm.pipeline.plan import Stage, check_names, sources_of
 from tsdfm.recipes import table
 from tsdfm.settings import build, option
 
+if TYPE_CHECKING:
+    from tsdfm.report.settings import MeasureSettings
+
 SAMPLED = ("main", "frontier", "threshold", "candidates", "policy", "refinement", "diversity", "prefix", "scaling")
 TABLES = (*SAMPLED, "compass", "overhead")
 JUDGED = tuple(name for name in SAMPLED if name not in ("refinement", "diversity"))
@@ -23,7 +26,7 @@ NO_JUDGE = "needs a judge: give measure.judges (docs/judges.md), a [judge] secti
 
 
 @dataclass(frozen=True, kw_only=True)
-class PageSettings:
+class Section:
     """What [report] itself may say; `[report.policy]` has the settings of `tsdfm report policy`, and so on."""
 
     tables: tuple[str, ...] = option((), "tables of `tsdfm report`, by name")
@@ -55,17 +58,21 @@ def collect_validations(folders: Mapping[str, Path], report: Path) -> None:
 
 def models_of(recipe: Mapping[str, Any], out: Path) -> list[Path]:
     """The runs of every model that writes, source by source."""
+    return [run for source in sources_of(recipe) for run in writers(recipe, source, out)]
+
+
+def writers(recipe: Mapping[str, Any], source: str, out: Path) -> list[Path]:
+    """The runs of one source's teacher and students."""
     names = [*(["teacher"] if "teacher" in recipe else []), *student_names(recipe)]
-    return [folder_of(name, source, out) for source in sources_of(recipe) for name in names]
+    return [folder_of(name, source, out) for name in names]
 
 
 def measure_stage(recipe: Mapping[str, Any], out: Path) -> Stage:
     """Sample every model, judge the texts, print the table."""
     from tsdfm.corpus.world import world_named
     from tsdfm.report.measure import run
-    from tsdfm.report.settings import MeasureSettings
 
-    settings = build(MeasureSettings, measure_section(recipe, out), "measure")
+    settings = measured_by(recipe, out)
     if settings.frontier and not (settings.world or settings.judges):
         raise UserError(f"measure.frontier {NO_JUDGE}")
     if settings.world:
@@ -74,25 +81,27 @@ def measure_stage(recipe: Mapping[str, Any], out: Path) -> Stage:
     return Stage("measure", lambda: run(settings, models, out / "tokens", out / "report"))
 
 
-def measure_section(recipe: Mapping[str, Any], out: Path) -> dict[str, Any]:
+def measured_by(recipe: Mapping[str, Any], out: Path) -> MeasureSettings:
     """[measure], with the recipe's own judge among the judges."""
+    from tsdfm.report.settings import MeasureSettings
+
     given = table(recipe, "measure")
     judges = given.get("judges", [])
     own = [str(out / "judge")] if "judge" in recipe else []
-    return {**given, "judges": [*own, *([judges] if isinstance(judges, str) else judges)]}
+    judges = [*own, *([judges] if isinstance(judges, str) else judges)]
+    return build(MeasureSettings, {**given, "judges": judges}, "measure")
 
 
 def page_stages(recipe: Mapping[str, Any], out: Path) -> list[Stage]:
     """The tables that [report] names, trajectories of the same seed through every model, and the page."""
     from tsdfm.cli import VERBS, load
-    from tsdfm.report.settings import MeasureSettings
 
     sections = table(recipe, "report")
-    own = [f.name for f in fields(PageSettings)]
+    own = [f.name for f in fields(Section)]
     check_names(sections, (*own, *TABLES), "setting of [report]")
-    wanted = build(PageSettings, {name: sections[name] for name in own if name in sections}, "report")
+    wanted = build(Section, {name: sections[name] for name in own if name in sections}, "report")
     check_names(wanted.tables, TABLES, "table")
-    measured = build(MeasureSettings, measure_section(recipe, out), "measure")
+    measured = measured_by(recipe, out)
     judged = [name for name in wanted.tables if name in JUDGED]
     if judged and not (measured.world or measured.judges):
         raise UserError(f"report {judged[0]} {NO_JUDGE}")
@@ -114,11 +123,9 @@ def record_all(recipe: Mapping[str, Any], out: Path, steps: int) -> None:
 
     folder, seed = out / "report" / "trajectories", int(recipe.get("seed", 0))
     shutil.rmtree(folder, ignore_errors=True)  # those of other steps or of models that are gone
-    names = [*(["teacher"] if "teacher" in recipe else []), *student_names(recipe)]
     for source in sources_of(recipe):
-        models = [folder_of(name, source, out) for name in names]
         compass = folder_of("compass", source, out) if "compass" in names_of(recipe) else None
-        record_trajectories(models, compass, folder, steps=steps, seed=seed)
+        record_trajectories(writers(recipe, source, out), compass, folder, steps=steps, seed=seed)
 
 
 def show_page(out: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tsdfm.engine.checkpoint import find_checkpoint
+from tsdfm.engine.checkpoint import has_checkpoint
 from tsdfm.engine.manifest import NAME as MANIFEST
 from tsdfm.engine.manifest import read_json, read_manifest
 from tsdfm.errors import UserError
@@ -167,15 +167,6 @@ def in_folder(folder: Path) -> list[Run]:
         if run.kind == "tokens" or (run.kind is not None and has_checkpoint(path)):
             found.append(run)
     return found
-
-
-def has_checkpoint(path: Path) -> bool:
-    """Has the run come as far as a checkpoint?"""
-    try:
-        find_checkpoint(path)
-    except UserError:
-        return False
-    return True
 
 
 def tokens_of(home: Path, runs: Sequence[Run]) -> Path | None:

@@ -14,8 +14,7 @@ from tsdfm.engine.distributed import pick_device
 from tsdfm.engine.manifest import read_manifest
 from tsdfm.engine.precision import autocast, use_bf16
 from tsdfm.errors import UserError
-from tsdfm.flow import Jump, Step, check_grid, grid, jump_from, solve
-from tsdfm.kernels.noise import QuietNoise
+from tsdfm.flow import Jump, RowNoise, Step, check_grid, grid, solve
 from tsdfm.nn.velocity import Velocity, load_velocity, run_folder
 from tsdfm.samples.given import given_tokens
 from tsdfm.samples.guide import Guide
@@ -125,7 +124,7 @@ class TextModel:
         on_step: Callable[[Step], None] | None,
     ) -> Tensor:
         device, spec = self.velocity.device, self.velocity.spec
-        noise = QuietNoise(seed, numbers)
+        noise = RowNoise(seed, numbers)
         x_0 = self.velocity.source.draw((len(numbers), spec.length), noise, device)
         held, tokens = (None, None) if given is None else (given[0].to(device), given[1].to(device))
         with autocast(self.bf16, device):
@@ -144,10 +143,8 @@ class TextModel:
         return solution.tokens.cpu()
 
     def jump(self, name: str) -> Jump:
-        """The jump by its name; `auto` is `cumulative` for a network that knows its step size, `euler` otherwise."""
-        if name == "auto":
-            name = "cumulative" if self.velocity.spec.step_size else "euler"
-        return jump_from(name, self.velocity.schedule, self.velocity.source)
+        """The network's jump by its name, `auto`, `euler` or `cumulative`."""
+        return self.velocity.jump(name)
 
     def batch_size(self) -> int:
         """Texts of one call such that their logits take at most a gigabyte on a GPU, a quarter of one on a CPU."""

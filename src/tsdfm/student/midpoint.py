@@ -22,7 +22,6 @@ from torch import Tensor
 from tsdfm import kernels
 from tsdfm.errors import UserError
 from tsdfm.flow import Noise, RowNoise, Schedule, Source, uniform
-from tsdfm.kernels.noise import QuietNoise
 from tsdfm.student.navigate import (
     Mover,
     Survey,
@@ -302,7 +301,7 @@ def own_uniforms(noise: Noise, rows: Tensor, call: int, device: torch.device) ->
 
     def draw(use: int, shape: tuple[int, ...]) -> Tensor:
         if use not in made:  # a use always has one shape
-            own = QuietNoise(noise.seed, numbers, noise.stream + STREAM)
+            own = RowNoise(noise.seed, numbers, noise.stream + STREAM)
             own.draws = call * USES + use
             made[use] = uniform(own, shape, device)
         return made[use]

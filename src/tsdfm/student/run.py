@@ -9,7 +9,6 @@ from typing import Any
 from tsdfm.compass.model import Compass, load_compass
 from tsdfm.engine.checkpoint import Store, find_checkpoint, load_weights, read_state
 from tsdfm.engine.distributed import World, join
-from tsdfm.engine.loop import fit
 from tsdfm.engine.manifest import input_sha256
 from tsdfm.engine.task import Record
 from tsdfm.errors import UserError
@@ -19,9 +18,8 @@ from tsdfm.settings import to_dict
 from tsdfm.student.settings import StudentSettings
 from tsdfm.student.start import start_from
 from tsdfm.student.task import StudentTask, feed
-from tsdfm.teacher.run import valid_rows
-from tsdfm.tokens.loader import Loader
-from tsdfm.tokens.rows import TokenRows
+from tsdfm.tokens.rows import TokenRows, valid_rows
+from tsdfm.tokens.train import train_rows
 
 FREE = {"tokens", "init_from", "out", "compass", "teacher", "name", "checkpoint", "probe_every", "resume"}
 FREE |= {"eval_rows", "eval_times", "allow_changed", "loop", "optim", "navigate"}  # what no resume is refused for
@@ -36,21 +34,15 @@ def run(settings: StudentSettings) -> Path:
     with join(settings.loop.device) as world:
         teacher, compass = load_teacher(settings, spec, world), load_guide(settings, spec, world)
         task = StudentTask(settings, spec, valid_rows(settings.tokens), teacher=teacher, compass=compass)
-        if Store(settings.out).newest() is None:  # else `fit` resumes it or refuses: leave what is there as it is
-            begin(task, settings, origin)
-            world.on_main(lambda: rows.tokenizer.save(settings.out / "tokenizer"))
-        loader = Loader(rows, settings.loop.batch, settings.loop.seed, world.rank, world.size)
-        fit(
+        return train_rows(
             task,
-            lambda step: feed(loader, step, world.device, settings.loop.steps),
-            world=world,
-            loop=settings.loop,
-            optim=settings.optim,
-            out=settings.out,
-            record=record_for(settings, spec),
-            resume=settings.resume,
+            rows,
+            settings,
+            record_for(settings, spec),
+            world,
+            begin=lambda: begin(task, settings, origin),
+            feeder=feed,
         )
-    return settings.out
 
 
 def spec_for(settings: StudentSettings, origin: VelocitySpec) -> VelocitySpec:

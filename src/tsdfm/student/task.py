@@ -16,12 +16,10 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from tsdfm.compass.model import Compass, lean
-from tsdfm.engine.graphs import Replayed
-from tsdfm.engine.learner import compile_batches
+from tsdfm.engine.learner import quicken
 from tsdfm.engine.task import Context
 from tsdfm.flow import CumulativeJump, RowNoise, bits_per_character, elbo_rows, interpolate
 from tsdfm.flow.loss import LAST_TIME
-from tsdfm.kernels.noise import QuietNoise
 from tsdfm.nn.velocity import Velocity, VelocitySpec, as_model
 from tsdfm.student.fused import Divergence, GeneralisedKL, Objective, Target, fused_loss
 from tsdfm.student.midpoint import Blind, Energy, Policy, near, policy_from
@@ -32,6 +30,7 @@ from tsdfm.student.steps import SMALLEST, draw_steps, is_large, large_share, wei
 from tsdfm.student.targets import ESTIMATORS, Heads, steady, target_of
 from tsdfm.tokens.loader import Batch, Loader, prefetch
 from tsdfm.tokens.rows import TokenRows
+from tsdfm.tokens.train import held_out_parts
 
 EVAL_STREAM = 1  # noise of the evaluation, apart from the training's
 STEP_STREAM = 3  # step sizes and times
@@ -98,9 +97,7 @@ class StudentTask:
             self.compass = lean(self.compass)
         net = getattr(self.compass, "net", None)
         if self.settings.loop.compile and isinstance(net, nn.Module) and context.world.device.type == "cuda":
-            compile_batches(net)
-            if context.graphs is not None:
-                net.forward = Replayed(net.forward, net, context.graphs)
+            quicken(net, "forward", context.graphs)
 
     def policy(self, step: int, stats: Stats) -> Policy:
         """The midpoint policy at a step of the training."""
@@ -119,7 +116,7 @@ class StudentTask:
         order = torch.argsort((~large).to(torch.int8), stable=True)
         t, h = draw_steps(large[order], self.weights, RowNoise(self.seed, numbers[order], STEP_STREAM + stream))
         x_1, rows = x_1[near(order, x_1)], rows[near(order, rows)]
-        noise = QuietNoise(self.seed, rows, stream)
+        noise = RowNoise(self.seed, rows, stream)
         x_0 = self.source.draw(x_1.shape, noise, x_1.device)
         x_t = interpolate(x_0, x_1, near(t, x_1), self.schedule, noise)
         x_t[:, : self.spec.anchor] = x_1[:, : self.spec.anchor]
@@ -227,15 +224,12 @@ class StudentTask:
         if self.valid is None:
             return {}
         world, settings = self.world, self.settings
-        count = min(settings.eval_rows, len(self.valid))
-        count -= count % world.size if count >= world.size else 0  # every process calls the model equally often
-        mine = [i % len(self.valid) for i in range(world.rank, max(count, world.size), world.size)]
-        size = max(1, (settings.loop.micro or settings.loop.batch // world.size))
+        count, parts = held_out_parts(self.valid, settings.eval_rows, settings.loop, world)
         stats = Stats(settings.navigate.k, probe=True)
         sums = torch.zeros(2, dtype=torch.float64, device=world.device)
-        for first in range(0, len(mine), size):
-            sums += self._held_out(model, self.valid, mine[first : first + size], self.policy(step, stats))
-        nats, kl = (sums / len(mine)).tolist()
+        for part in parts:
+            sums += self._held_out(model, self.valid, part, self.policy(step, stats))
+        nats, kl = (sums / sum(map(len, parts))).tolist()
         characters = self.valid.count_characters(self.valid.take(range(count)))
         tokens = count * (self.spec.length - self.spec.anchor)
         bits = bits_per_character(nats, tokens, characters) if characters else float("nan")

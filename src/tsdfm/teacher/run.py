@@ -5,17 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from tsdfm.engine.checkpoint import Store, load_weights
-from tsdfm.engine.distributed import World, join
-from tsdfm.engine.loop import fit
-from tsdfm.engine.manifest import read_manifest
+from tsdfm.engine.checkpoint import load_weights
+from tsdfm.engine.distributed import join
 from tsdfm.engine.task import Record
 from tsdfm.errors import UserError
 from tsdfm.nn.velocity import VelocitySpec, read_spec
 from tsdfm.teacher.settings import TeacherSettings
 from tsdfm.teacher.task import TeacherTask
-from tsdfm.tokens.loader import Loader, prefetch
-from tsdfm.tokens.rows import TokenRows
+from tsdfm.tokens.rows import TokenRows, valid_rows
+from tsdfm.tokens.train import train_rows
 
 
 def run(settings: TeacherSettings) -> Path:
@@ -24,21 +22,9 @@ def run(settings: TeacherSettings) -> Path:
     spec = spec_for(settings, rows)
     with join(settings.loop.device) as world:
         task = TeacherTask(settings, spec, valid_rows(settings.tokens))
-        if Store(settings.out).newest() is None:  # else `fit` resumes it or refuses: leave what is there as it is
-            if settings.init_from is not None:
-                start_from(task, spec, settings.init_from)
-            world.on_main(lambda: rows.tokenizer.save(settings.out / "tokenizer"))
-        fit(
-            task,
-            lambda step: prefetch(loader_for(settings, rows, world), step, world.device, stop=settings.loop.steps),
-            world=world,
-            loop=settings.loop,
-            optim=settings.optim,
-            out=settings.out,
-            record=record_for(settings, spec),
-            resume=settings.resume,
-        )
-    return settings.out
+        origin = settings.init_from
+        begin = None if origin is None else lambda: start_from(task, spec, origin)
+        return train_rows(task, rows, settings, record_for(settings, spec), world, begin=begin)
 
 
 def spec_for(settings: TeacherSettings, rows: TokenRows) -> VelocitySpec:
@@ -66,18 +52,6 @@ def record_for(settings: TeacherSettings, spec: VelocitySpec) -> Record:
         extra={"model": spec.plain()},
         identity={"model": same.plain(), "loss": settings.loss, "time_power": settings.time_power},
     )
-
-
-def loader_for(settings: TeacherSettings, rows: TokenRows, world: World) -> Loader:
-    """This process's share of the rows."""
-    return Loader(rows, settings.loop.batch, settings.loop.seed, world.rank, world.size)
-
-
-def valid_rows(tokens: Path) -> TokenRows | None:
-    """The held-out rows, if any were held out."""
-    if not read_manifest(tokens)["splits"]["valid"]["rows"]:
-        return None
-    return TokenRows(tokens, "valid")
 
 
 def start_from(task: TeacherTask, spec: VelocitySpec, path: Path) -> None:

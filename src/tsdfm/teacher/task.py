@@ -14,12 +14,12 @@ from tsdfm import kernels
 from tsdfm.engine.task import Context
 from tsdfm.flow import RowNoise, bits_per_character, cross_entropy, elbo_rows, generalised_kl, interpolate
 from tsdfm.flow.loss import LAST_TIME
-from tsdfm.kernels.noise import QuietNoise
 from tsdfm.nn.velocity import VelocitySpec, as_model
 from tsdfm.student.fused import CrossEntropy, GeneralisedKL, Objective, fused_loss
 from tsdfm.teacher.settings import TeacherSettings
 from tsdfm.tokens.loader import Batch
 from tsdfm.tokens.rows import TokenRows
+from tsdfm.tokens.train import held_out_parts
 
 GOLDEN_RATIO = 0.6180339887498949
 EVAL_STREAM = 1  # noise of the evaluation, apart from the training's
@@ -49,7 +49,7 @@ class TeacherTask:
         self.world = context.world
 
     def loss(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Mapping[str, Tensor]]:
-        x_1, noise = batch.tokens, QuietNoise(self.seed, batch.rows)
+        x_1, noise = batch.tokens, RowNoise(self.seed, batch.rows)
         t = row_times(batch.rows, self.seed) ** self.settings.time_power
         x_0 = self.source.draw(x_1.shape, noise, x_1.device)
         x_t = interpolate(x_0, x_1, t, self.schedule, noise)
@@ -85,14 +85,11 @@ class TeacherTask:
         if self.valid is None:
             return {}
         world, settings = self.world, self.settings
-        count = min(settings.eval_rows, len(self.valid))
-        count -= count % world.size if count >= world.size else 0  # every process calls the model equally often
-        mine = list(range(world.rank, max(count, world.size), world.size))
-        size = max(1, (settings.loop.micro or settings.loop.batch // world.size))
+        count, parts = held_out_parts(self.valid, settings.eval_rows, settings.loop, world)
         total = torch.zeros((), dtype=torch.float64, device=world.device)
-        for first in range(0, len(mine), size):
-            total += self._elbo(model, self.valid, [i % len(self.valid) for i in mine[first : first + size]]).sum()
-        nats = total.item() / len(mine)
+        for part in parts:
+            total += self._elbo(model, self.valid, part).sum()
+        nats = total.item() / sum(map(len, parts))
         characters = self.valid.count_characters(self.valid.take(range(count)))
         free = self.spec.length - self.spec.anchor
         bits = bits_per_character(nats, count * free, characters) if characters else float("nan")

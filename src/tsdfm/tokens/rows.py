@@ -101,3 +101,10 @@ class TokenRows:
         for record in self._records:
             if file_sha256(self.folder / record["file"]) != record["sha256"]:
                 raise UserError(f"{self.folder / record['file']} was changed after it was made: make the tokens again")
+
+
+def valid_rows(tokens: Path) -> TokenRows | None:
+    """The held-out rows, if any were held out."""
+    if not read_manifest(tokens)["splits"]["valid"]["rows"]:
+        return None
+    return TokenRows(tokens, "valid")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tsdfm.engine.checkpoint import find_checkpoint
+from tsdfm.engine.checkpoint import has_checkpoint
 from tsdfm.engine.manifest import NAME as MANIFEST
 from tsdfm.engine.manifest import read_json
 from tsdfm.errors import UserError
@@ -40,15 +40,6 @@ def is_model(folder: Path) -> bool:
     if not (folder / MANIFEST).is_file():
         return False
     return isinstance(read_json(folder / MANIFEST).get("model"), dict) and has_checkpoint(folder)
-
-
-def has_checkpoint(folder: Path) -> bool:
-    """Is there a complete checkpoint yet?"""
-    try:
-        find_checkpoint(folder)
-    except UserError:
-        return False
-    return True
 
 
 def beside(model: Path) -> Path | None:

@@ -1,0 +1,75 @@
+"""What every stage that trains on rows of tokens does alike: begin or go on, feed, fit, and share out held-out rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from tsdfm.engine.checkpoint import Store
+from tsdfm.engine.distributed import World
+from tsdfm.engine.loop import fit
+from tsdfm.engine.settings import LoopSettings, OptimSettings
+from tsdfm.engine.task import Record, Task
+from tsdfm.tokens.loader import Loader, prefetch
+from tsdfm.tokens.rows import TokenRows
+
+Feeder = Callable[[Loader, int, torch.device, int], Iterator[Any]]
+"""(loader, first step, device, step to stop before) → batches."""
+
+
+class Training(Protocol):
+    """The settings of a stage that trains."""
+
+    @property
+    def out(self) -> Path: ...
+    @property
+    def loop(self) -> LoopSettings: ...
+    @property
+    def optim(self) -> OptimSettings: ...
+    @property
+    def resume(self) -> bool: ...
+
+
+def train_rows(
+    task: Task,
+    rows: TokenRows,
+    settings: Training,
+    record: Record,
+    world: World,
+    *,
+    begin: Callable[[], None] | None = None,
+    feeder: Feeder = prefetch,
+) -> Path:
+    """Train `task` on `rows` and return the run folder. `begin` sets the weights of step 0, in a new run only."""
+    if Store(settings.out).newest() is None:  # else `fit` resumes it or refuses: leave what is there as it is
+        if begin is not None:
+            begin()
+        world.on_main(lambda: rows.tokenizer.save(settings.out / "tokenizer"))
+    loop = settings.loop
+    loader = Loader(rows, loop.batch, loop.seed, world.rank, world.size)
+    fit(
+        task,
+        lambda step: feeder(loader, step, world.device, loop.steps),
+        world=world,
+        loop=loop,
+        optim=settings.optim,
+        out=settings.out,
+        record=record,
+        resume=settings.resume,
+    )
+    return settings.out
+
+
+def held_out_parts(valid: TokenRows, wanted: int, loop: LoopSettings, world: World) -> tuple[int, list[list[int]]]:
+    """How many held-out rows an evaluation looks at, and this process's share of their indices in parts of one call.
+
+    Every process calls the model equally often: where there are fewer rows than processes, some look at a row again.
+    """
+    count = min(wanted, len(valid))
+    count -= count % world.size if count >= world.size else 0
+    mine = [i % len(valid) for i in range(world.rank, max(count, world.size), world.size)]
+    size = max(1, (loop.micro or loop.batch // world.size))
+    return count, [mine[first : first + size] for first in range(0, len(mine), size)]
