@@ -9,6 +9,7 @@ from tsdfm.settings import nearest
 VERBS = {
     "compass": Verb("benchmarks.compass:CompassBenchmark", "benchmarks.compass:run", "the compass's training step"),
     "all": Verb("benchmarks.everything:AllBenchmarks", "benchmarks.everything:run", "all of them, within a time limit"),
+    "growth": Verb("benchmarks.growth:GrowthBenchmark", "benchmarks.growth:run", "how a step's cost grows"),
     "kernels": Verb("benchmarks.kernels:KernelBenchmark", "benchmarks.kernels:run", "kernels against their floor"),
     "sampling": Verb("benchmarks.sampling:SamplingBenchmark", "benchmarks.sampling:run", "few steps or many"),
     "teacher": Verb("benchmarks.teacher:TeacherBenchmark", "benchmarks.teacher:run", "the teacher's training step"),

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from benchmarks import compass, kernels, sampling, student, teacher
+from benchmarks import compass, growth, kernels, sampling, student, teacher
 from benchmarks.harness import Clock, guarded, hardware, say, world
 from tsdfm.errors import UserError
 from tsdfm.settings import nearest, option
 
-PARTS = ("check", "student", "compass", "sampling", "kernels", "teacher")
+PARTS = ("check", "student", "kernels", "sampling", "compass", "teacher", "growth")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,18 +22,25 @@ class AllBenchmarks:
     """What to run."""
 
     out: Path | None = option(None, "folder for the tables as JSON")
-    limit: float = option(330.0, "seconds for all of it: what does not fit is left out")
+    limit: float = option(300.0, "seconds for all of it: what does not fit is left out, and named")
+    quickly: bool = option(False, "fewer points of the grids and fewer repeats: batch 8 and 32, K and length to grow")
     parts: tuple[str, ...] = option(PARTS, "which, in this order")
     preset: str = option("170m", "size of the networks")
     vocab: int = option(50257, "|V|")
     length: int = option(1024, "tokens in a row")
-    batch: tuple[int, ...] = option((8,), "rows of a training step")
-    tau: tuple[float, ...] = option((0.2,), "τ of the navigated step")
-    k: tuple[int, ...] = option((5,), "candidates of a midpoint")
+    batch: tuple[int, ...] = option((8, 16, 32), "rows of a training step")
+    tau: tuple[float, ...] = option((0.2, 0.02, 0.4), "τ of the navigated step")
+    k: tuple[int, ...] = option((5, 2, 8), "candidates of a midpoint")
+    ks: tuple[int, ...] = option((5, 1, 2, 3, 8), "candidates that growth is followed over")
+    lengths: tuple[int, ...] = option((1024, 256, 512, 2048), "lengths that growth is followed over")
+    vocabs: tuple[int, ...] = option((50257, 8192, 32768, 128256), "|V| that growth is followed over")
+    grid: Literal["star", "full"] = option("star", "the student's grid: one dial off its centre at a time, or all")
+    repeats: int | None = option(None, "timed steps of each variant; none is what each benchmark has")
+    warm: int | None = option(None, "steps before timing; none is what each benchmark has")
     texts: tuple[int, ...] = option((1, 32), "texts written at a time")
     passes: tuple[int, ...] = option((8, 16, 32), "network passes of the few-step model")
     tables: tuple[str, ...] = option(("draw", "losses", "head", "attention"), "which tables of kernels")
-    reference: bool = option(True, "also time steps without kernels")
+    reference: bool = option(False, "also time steps without kernels")
     profile: bool = option(False, "show where the time of a step goes")
     compile: bool = option(True, "torch.compile the networks")
     device: str = option("auto", "auto, cpu or cuda")
@@ -59,22 +66,31 @@ def run(settings: AllBenchmarks) -> None:
 
 
 def one(part: str, settings: AllBenchmarks, device: torch.device, clock: Clock) -> None:
-    shared: dict[str, Any] = {"vocab": settings.vocab, "device": settings.device, "out": settings.out}
-    size: dict[str, Any] = {"preset": settings.preset, "length": settings.length, "compile": settings.compile}
+    """Run a part within what is left of the time."""
+    quick = settings.quickly
+    left: dict[str, Any] = {"device": settings.device, "out": settings.out, "limit": max(0.0, clock.left - 5)}
+    size: dict[str, Any] = {"preset": settings.preset, "vocab": settings.vocab, "length": settings.length}
+    size |= {"compile": settings.compile, **left}
+    given = {"warm": settings.warm, "repeats": settings.repeats or (10 if quick else None)}
+    size_and_pace = size | {name: value for name, value in given.items() if value is not None}
+    batch = (settings.batch[0], *settings.batch[-1:]) if quick and len(settings.batch) > 1 else settings.batch
     if part == "check":
         kernels.check(device)
     elif part == "student":
-        chosen: dict[str, Any] = {"batch": settings.batch, "tau": settings.tau, "k": settings.k}
+        chosen: dict[str, Any] = {"batch": batch, "tau": settings.tau, "k": settings.k, "grid": settings.grid}
         chosen |= {"profile": settings.profile, "reference": settings.reference}
-        student.run(student.StudentBenchmark(**shared, **size, **chosen))
+        student.run(student.StudentBenchmark(**size_and_pace, **chosen))
     elif part == "compass":
-        shared["out"] = settings.out and settings.out / "compass.json"
-        compass.run(compass.CompassBenchmark(**shared, **size))
+        compass.run(compass.CompassBenchmark(**size_and_pace, batch=batch[:1] if quick else batch))
     elif part == "teacher":
-        teacher.run(teacher.TeacherBenchmark(**shared, **size))
+        teacher.run(teacher.TeacherBenchmark(**size_and_pace, batch=batch))
     elif part == "kernels":
-        limit = min(150.0, clock.left - 5)
-        kernels.run(kernels.KernelBenchmark(**shared, limit=limit, parts=settings.tables, checked=True))
+        tables = settings.tables[:1] if quick else settings.tables
+        kernels.run(kernels.KernelBenchmark(vocab=settings.vocab, **left, tables=tables, checked=True))
     elif part == "sampling":
-        chosen = {"batch": settings.texts, "steps": settings.passes, "limit": clock.left - 5}
-        sampling.run(sampling.SamplingBenchmark(**shared, **size, **chosen))
+        sampling.run(sampling.SamplingBenchmark(**size, batch=settings.texts, steps=settings.passes))
+    elif part == "growth":
+        pace: dict[str, Any] = {name: value for name, value in given.items() if value is not None and not quick}
+        axes: dict[str, Any] = {"ks": settings.ks, "lengths": settings.lengths}
+        axes["vocabs"] = settings.vocabs[:1] if quick else settings.vocabs
+        growth.run(growth.GrowthBenchmark(preset=settings.preset, rows=settings.batch[0], **left, **axes, **pace))

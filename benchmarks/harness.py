@@ -138,13 +138,20 @@ def interleaved(
     return times
 
 
-def built(build: Callable[[], Step], device: torch.device, warm: int) -> tuple[Step, float | None]:
-    """A warm variant, and the gibibytes it adds at its peak."""
+def reserved(device: torch.device) -> int:
+    """Bytes the process holds on the device, without what it only keeps for later."""
     gc.collect()
-    before = 0
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        before = torch.cuda.memory_reserved(device)
+    if device.type != "cuda":
+        return 0
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved(device)
+
+
+def built(
+    build: Callable[[], Step], device: torch.device, warm: int, before: int | None = None
+) -> tuple[Step, float | None]:
+    """A warm variant, and the gibibytes it adds at its peak to those `before` it (none: to what is there now)."""
+    before = reserved(device) if before is None else before
     step = build()
     for n in range(warm):
         step(n)
@@ -186,8 +193,13 @@ def hardware(device: torch.device) -> str:
     return f"{name}, torch {torch.__version__}, Python {platform.python_version()}"
 
 
-def report(title: str, rows: list[dict[str, Any]], device: torch.device, out: Path | None) -> None:
-    """Print a table, and write it as JSON where asked."""
+def report(
+    title: str, rows: list[dict[str, Any]], device: torch.device, out: Path | None, missing: list[str] | None = None
+) -> None:
+    """Print a table, and write it as JSON where asked; what is `missing` from it is named in both."""
+    left = {"not measured": missing} if missing else {}
+    if missing:
+        say(f"{title}: not measured for want of time: {'; '.join(missing)}")
     if not rows:
         say(f"{title}: nothing was measured")
         return
@@ -200,7 +212,46 @@ def report(title: str, rows: list[dict[str, Any]], device: torch.device, out: Pa
         table.add_row(*("" if v is None else f"{v:.3g}" if isinstance(v, float) else str(v) for v in cells))
     Console(width=130).print(table)
     if out is not None:
-        keep(out.parent / "results.json", out.stem, {"title": title, "hardware": hardware(device), "rows": rows})
+        keep(out.parent / "results.json", out.stem, {"title": title, "hardware": hardware(device), "rows": rows} | left)
+
+
+class Ledger:
+    """The rows of one table, put into FOLDER/results.json as they come: a run that was cut short goes on there.
+
+    `names` are the columns that say which row it is. Earlier rows count if they are of this title and this hardware.
+    """
+
+    def __init__(self, title: str, names: tuple[str, ...], device: torch.device, out: Path | None) -> None:
+        self.title, self.names, self.device, self.out = title, names, device, out
+        self.rows: list[dict[str, Any]] = []
+        self.missing: list[str] = []
+        place = out and out.parent / "results.json"
+        if out is not None and place is not None and place.exists():
+            table = json.loads(place.read_text()).get(out.stem, {})
+            if (table.get("title"), table.get("hardware")) == (title, hardware(device)):
+                self.rows = table["rows"]
+
+    def key(self, row: Mapping[str, Any]) -> tuple[Any, ...]:
+        return tuple(row.get(name) for name in self.names)
+
+    def has(self, *keys: tuple[Any, ...]) -> bool:
+        """Are all of these rows there already?"""
+        return set(keys) <= {self.key(row) for row in self.rows}
+
+    def add(self, rows: list[dict[str, Any]]) -> None:
+        """Put rows in, in the place of earlier ones with the same key, and keep the table at once."""
+        new = {self.key(row) for row in rows}
+        self.rows = [row for row in self.rows if self.key(row) not in new] + rows
+        if self.out is not None:
+            found = {"title": self.title, "hardware": hardware(self.device), "rows": self.rows}
+            keep(self.out.parent / "results.json", self.out.stem, found)
+
+    def leave(self, what: str) -> None:
+        """Name what was not measured."""
+        self.missing.append(what)
+
+    def show(self) -> None:
+        report(self.title, self.rows, self.device, self.out, self.missing)
 
 
 def keep(place: Path, name: str, table: dict[str, Any]) -> None:

@@ -30,7 +30,7 @@ class KernelBenchmark:
     positions: int = option(8192, "positions of a loss")
     limit: float = option(120.0, "seconds at most: what does not fit is left out")
     device: str = option("auto", "auto, cpu or cuda")
-    parts: tuple[str, ...] = option(("draw", "losses", "head", "attention"), "which tables")
+    tables: tuple[str, ...] = option(("draw", "losses", "head", "attention"), "which tables")
     checked: bool = option(False, "the kernels have been checked already")
     out: Path | None = option(None, "folder for the tables as JSON")
 
@@ -40,8 +40,10 @@ def run(settings: KernelBenchmark) -> None:
     device, clock = world(settings.device).device, Clock(settings.limit)
     if not settings.checked:
         check(device)
+    if not kernels.on(torch.empty(0, device=device), "draw"):
+        say("no kernels run here: rows that are called kernel are their references")
     for name, part in {"draw": draws, "losses": losses, "head": heads, "attention": attention}.items():
-        if name in settings.parts and clock.allows(5.0, name):
+        if name in settings.tables and clock.allows(5.0, name):
             rows = guarded(name, partial(part, settings, device, clock)) or []
             report(f"kernels: {name}", rows, device, settings.out and settings.out / f"kernel-{name}.json")
 
@@ -69,6 +71,7 @@ def check_draw(device: torch.device) -> bool:
         logits = (size * torch.randn(n, columns, generator=made, device=device)).to(dtype)
         z = torch.randint(0, columns + 1, (n,), generator=made, device=device)
         beta = 0.6 + torch.rand(n, k, generator=made, device=device)
+        beta[: n // 2] = navigation(n // 2, k, device)
         u = torch.rand(n, k + 1, generator=made, device=device, dtype=torch.float64)
         args = (z, beta, u[:, :k].contiguous(), u[:, k].contiguous())
         mine = one_pass(logits, *args, stats=True)
@@ -97,8 +100,15 @@ def check_draw(device: torch.device) -> bool:
     return good and chi_square(device)
 
 
+def navigation(n: int, k: int, device: torch.device) -> Tensor:
+    """1/T [n, k] of k candidates by Navigate's defaults, the base temperatures spread over their range."""
+    base = torch.linspace(0.8, 1.2, n, device=device, dtype=torch.float64)
+    return (1.0 / (base[:, None] * torch.linspace(0.7, 1.3, k, device=device, dtype=torch.float64))).float()
+
+
 def chi_square(device: torch.device) -> bool:
-    """A million draws of one row of 50 257 bf16 logits, in 500 bins of about equal mass."""
+    """A million draws of one row of 50 257 bf16 logits, in 500 bins of about equal mass: the first of four draws
+    of near temperatures, which go by moments."""
     from tsdfm.kernels.draw import one_pass
 
     columns, n = 50257, 1 << 18
@@ -111,8 +121,8 @@ def chi_square(device: torch.device) -> bool:
     counts = torch.zeros(500, dtype=torch.float64, device=device)
     at = torch.zeros(n, dtype=torch.int64, device=device)
     for _ in range(4):
-        u = torch.rand(n, 1, generator=made, device=device, dtype=torch.float64)
-        found = one_pass(row, at + columns, torch.ones(n, 1, device=device), u, at=at)
+        u = torch.rand(n, 4, generator=made, device=device, dtype=torch.float64)
+        found = one_pass(row, at + columns, torch.tensor([1.0, 0.8, 1.25, 1.1], device=device).expand(n, 4), u, at=at)
         counts += torch.bincount(bins[found.tokens[:, 0]], minlength=500)
     expected = 4 * n * torch.zeros_like(counts).index_add_(0, bins, p)
     chi = ((counts - expected) ** 2 / expected).sum().item()
@@ -172,45 +182,72 @@ def check_noise(device: torch.device) -> bool:
 
 
 def draws(settings: KernelBenchmark, device: torch.device, clock: Clock) -> list[dict[str, Any]]:
-    from tsdfm.kernels import draw_triton as module
     from tsdfm.kernels.draw import one_pass, reference
 
     n, columns, k = settings.rows, settings.vocab, 6
     wide = torch.randn(n, columns + -columns % 64, device=device, dtype=torch.bfloat16)
     logits, odd = wide[:, :columns], wide[:, :columns].contiguous()
     z = torch.randint(0, columns, (n,), device=device)
-    beta, u = 0.6 + torch.rand(n, k, device=device), torch.rand(n, k, device=device, dtype=torch.float64)
+    beta, u = navigation(n, k, device), torch.rand(n, 8, device=device, dtype=torch.float64)
+    apart = 0.6 + torch.rand(n, k, device=device)
     fresh, some = u[:, 0].contiguous(), torch.rand(n, device=device) < 0.05
     none = torch.empty(n, 0, device=device)
-    floor = 2 * n * columns / BANDWIDTH * 1e3
+    lots = {count: u[:, :count].contiguous() for count in (1, 2, 3, 5, 6, 8)}
     cases: dict[str, Callable[[], Any]] = {
         "read once (amax of bf16)": lambda: wide.amax(-1),
         "softmax and multinomial, 1 draw": lambda: torch.multinomial(odd.float().softmax(-1), 1),
-        "reference, 1 draw": lambda: reference(logits, z, beta[:, :1], u[:, :1]),
-        "kernel, 1 draw": lambda: one_pass(logits, z, beta[:, :1].contiguous(), u[:, :1].contiguous()),
-        "kernel, 6 draws": lambda: one_pass(logits, z, beta, u),
-        "kernel, 6 draws, odd rows": lambda: one_pass(odd, z, beta, u),
+        "reference, 1 draw": lambda: reference(logits, z, beta[:, :1], lots[1]),
+        "kernel, 1 draw": lambda: one_pass(logits, z, beta[:, :1].contiguous(), lots[1]),
+        "kernel, 6 draws": lambda: one_pass(logits, z, beta, lots[6]),
+        "kernel, 6 draws, temperatures far apart": lambda: one_pass(logits, z, apart, lots[6]),
+        "kernel, 6 draws, odd rows": lambda: one_pass(odd, z, beta, lots[6]),
         "kernel, 5 draws, statistics, plain draw": lambda: one_pass(
-            logits, z, beta[:, :5].contiguous(), u[:, :5].contiguous(), fresh, stats=True
+            logits, z, beta[:, :5].contiguous(), lots[5], fresh, stats=True
         ),
         "kernel, statistics and plain draw": lambda: one_pass(logits, z, none, none, fresh, stats=True),
-        "kernel, 6 draws on 5% of the rows": lambda: one_pass(logits, z, beta, u, need=some),
+        "kernel, 6 draws on 5% of the rows": lambda: one_pass(logits, z, beta, lots[6], need=some),
     }
-    rows = []
+    for count in (2, 3, 5, 8):
+        b = navigation(n, count, device)
+        cases[f"kernel, {count} draws"] = partial(one_pass, logits, z, b, lots[count])
+    for name, plan in draw_plans().items() if kernels.on(logits, "draw") else ():
+        cases[f"6 draws, {name}"] = planned(plan, lambda: one_pass(logits, z, beta, lots[6]))
+    floor, rows = 2 * n * columns / BANDWIDTH * 1e3 if device.type == "cuda" else None, []
     for name, case in cases.items():
-        spent = guarded(name, partial(quick, case, device))
-        rows.append({"case": name, "ms": spent, "floor ms": floor, "of floor": spent and floor / spent})
-    kept = module.COLUMNS, module.BLOCKS, module.WARPS, module.POLYNOMIAL
-    for plan in ((256, 8, 4, 1), (256, 8, 4, 2), (256, 4, 4, 0), (256, 4, 4, 1), (256, 4, 4, 2), (256, 16, 4, 0),
-                 (256, 16, 8, 1), (256, 16, 8, 2), (256, 4, 1, 1), (512, 4, 4, 1)):  # fmt: skip
-        if not clock.allows(2.0, f"draw plan {plan}"):
-            break
-        module.COLUMNS, module.BLOCKS, module.WARPS, module.POLYNOMIAL = plan
-        name = "6 draws, columns {} blocks {} warps {} by hand {}".format(*plan)
-        spent = guarded(name, lambda: quick(lambda: one_pass(logits, z, beta, u), device))
-        rows.append({"case": name, "ms": spent, "floor ms": floor, "of floor": spent and floor / spent})
-    module.COLUMNS, module.BLOCKS, module.WARPS, module.POLYNOMIAL = kept
+        if clock.allows(2.0, name):
+            spent = guarded(name, partial(quick, case, device))
+            rows.append({"case": name, "ms": spent, "floor ms": floor, "of floor": spent and floor and floor / spent})
     return rows
+
+
+def draw_plans() -> dict[str, dict[str, Any]]:
+    """Ways to make the block sums, by name: exponentials one by one (the plan before moments), or moments."""
+    one_by_one = ((256, 8, 4, 0), (256, 4, 4, 1), (512, 1, 1, 0), (1024, 1, 1, 0))
+    by_moments = ((1024, 1, 1), (512, 1, 1), (2048, 1, 1), (512, 2, 1), (1024, 2, 2), (512, 4, 4), (1024, 4, 4))
+    plans: dict[str, dict[str, Any]] = {}
+    for columns, blocks, warps, by_hand in one_by_one:
+        name = f"one by one: columns {columns} blocks {blocks} warps {warps} by hand {by_hand}"
+        plans[name] = {"MOMENTS": 0, "COLUMNS": columns, "BLOCKS": blocks, "WARPS": warps, "POLYNOMIAL": by_hand}
+    for plan in by_moments:
+        name = "moments: columns {} blocks {} warps {}".format(*plan)
+        plans[name] = {"MOMENTS": 10, "MOMENTS_PLAN": plan, "MOMENTS_FROM": 1}
+    plans["moments, 8 of them (for the time, not the precision)"] = {"MOMENTS": 8, "MOMENTS_FROM": 1}
+    return plans
+
+
+def planned(plan: dict[str, Any], work: Callable[[], Any]) -> Callable[[], Any]:
+    """`work` with other constants of the draw's kernels."""
+    from tsdfm.kernels import draw_triton as module
+
+    def run() -> Any:
+        kept = {name: getattr(module, name) for name in plan}
+        vars(module).update(plan)
+        try:
+            return work()
+        finally:
+            vars(module).update(kept)
+
+    return run
 
 
 def losses(settings: KernelBenchmark, device: torch.device, clock: Clock) -> list[dict[str, Any]]:
@@ -285,9 +322,10 @@ def heads(settings: KernelBenchmark, device: torch.device, clock: Clock) -> list
             spent = guarded(name, partial(quick, case, device))
             rate = spent and 2 * n * width * columns / spent / 1e9
             rows.append({"case": f"{name}, {columns} columns", "ms": spent, "TFLOP/s": rate})
-    square = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
+    side = 8192 if device.type == "cuda" else 512
+    square = torch.randn(side, side, device=device, dtype=torch.bfloat16)
     spent = quick(lambda: square @ square, device)
-    rows.append({"case": "8192 cubed", "ms": spent, "TFLOP/s": 2 * 8192**3 / spent / 1e9})
+    rows.append({"case": f"{side} cubed", "ms": spent, "TFLOP/s": 2 * side**3 / spent / 1e9})
     return rows
 
 

@@ -1,29 +1,40 @@
 """Generation: few steps against many, and against an autoregressive transformer: `python -m benchmarks sampling`.
 
-Long generations are timed over part of their steps, all of which cost the same, and scaled; the table says so.
+Student and teacher write through `TextModel.sample`, as a user's do. Long generations are timed over part of their
+passes and scaled; the row says so. The last pass of a grid, in which every position may move, is timed by itself and
+counted once: it costs more than the others.
+
+The floor is the arithmetic that cannot be spared: the network's body for every token of every pass, and the head where
+a token may move (`jump.may_leave`), at `peak` TFLOP/s.
 """
 
 from __future__ import annotations
 
+import gc
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from benchmarks.harness import Clock, guarded, milliseconds, random_spec, report, world
-from tsdfm.engine.graphs import Replayed, captured
-from tsdfm.engine.learner import compile_in_place
+from benchmarks.harness import Clock, guarded, milliseconds, random_spec, report, say, world
+from tsdfm.engine.graphs import captured
 from tsdfm.engine.precision import autocast, use_bf16
-from tsdfm.flow import RowNoise, grid, jump_from, solve
+from tsdfm.errors import UserError
+from tsdfm.flow import grid
 from tsdfm.nn.causal import CausalNet
+from tsdfm.nn.ddit import flops_per_token
 from tsdfm.nn.settings import NetSettings
 from tsdfm.nn.velocity import Velocity
-from tsdfm.settings import option
+from tsdfm.samples.model import TextModel
+from tsdfm.settings import nearest, option
+from tsdfm.tokens.tokenizer import ByteTokenizer
+
+MODELS = ("student", "teacher", "autoregressive")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,94 +45,126 @@ class SamplingBenchmark:
     vocab: int = option(50257, "|V|")
     length: int = option(1024, "tokens of a text")
     batch: tuple[int, ...] = option((1, 32), "texts at a time")
-    steps: tuple[int, ...] = option((8, 16, 32), "network passes of the few-step model")
-    teacher_steps: int = option(1024, "network passes of the teacher")
+    steps: tuple[int, ...] = option((8, 16, 32), "network passes of student and teacher")
+    teacher_steps: int = option(1024, "a longer grid for both; 0 for none")
+    models: tuple[str, ...] = option(MODELS, "which, in this order")
     timed: int = option(32, "passes of a long generation that are really timed")
     repeats: int = option(3, "timed generations")
-    compile: bool = option(True, "torch.compile the networks")
+    compile: bool = option(True, "compile and record the networks; false: only record them")
+    quick: bool = option(True, "false neither compiles nor records")
+    peak: float = option(790.0, "TFLOP/s that the floor reckons with: what bf16 products reach on an H200")
     limit: float = option(300.0, "seconds at most: what does not fit is left out")
     device: str = option("auto", "auto, cpu or cuda")
     out: Path | None = option(None, "folder for the tables as JSON")
 
 
+@dataclass(frozen=True)
+class Case:
+    """One generation: `work` takes `timed` passes of `passes`, the last one of which takes what `last` does."""
+
+    model: str
+    passes: int
+    timed: int
+    work: Callable[[], Any]
+    last: Callable[[], Any] | None
+    flops: float
+
+    def seconds(self, repeats: int, device: torch.device) -> float:
+        """Of the whole generation, the median."""
+        part = median(self.work, repeats, device)
+        if self.timed == self.passes:
+            return part
+        if self.last is None:
+            return part * self.passes / self.timed
+        end = median(self.last, repeats, device)
+        return end + (part - end) * (self.passes - 1) / (self.timed - 1)
+
+
 def run(settings: SamplingBenchmark) -> None:
-    """Time every batch size."""
+    """Time every model with every batch size."""
+    for name in settings.models:
+        if name not in MODELS:
+            raise UserError(f"no model to sample is called {name!r}{nearest(name, MODELS)}")
     device, clock, rows = world(settings.device).device, Clock(settings.limit), list[dict[str, Any]]()
-    for batch in settings.batch:
-        for name, steps, work, scale in cases(settings, batch, device):
-            if not clock.allows(10.0, f"{name}, batch {batch}"):
-                continue
-            spent = guarded(name, partial(timed, work, settings.repeats, device))
-            if spent is not None:
-                seconds = spent * scale / 1e3
-                speed = batch * settings.length / seconds
-                how = "timed" if scale == 1 else f"scaled by {scale:g}"
-                row = {"batch": batch, "model": name, "passes": steps, "seconds": seconds, "tokens/s": int(speed)}
-                rows.append({**row, "how": how})
-        report(
-            f"sampling: {settings.preset}, |V| = {settings.vocab}, length {settings.length}",
-            rows,
-            device,
-            settings.out and settings.out / "sampling.json",
-        )
+    for name in settings.models:
+        guarded(name, partial(one, name, settings, device, clock, rows))
+        gc.collect()  # recordings of the last model go, and their memory with them
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        title = f"sampling: {settings.preset}, |V| = {settings.vocab}, length {settings.length}"
+        found = sorted(rows, key=lambda row: int(row["batch"]))
+        report(title, found, device, settings.out and settings.out / "sampling.json")
 
 
-def timed(work: Callable[[], Any], repeats: int, device: torch.device) -> float:
+def one(name: str, settings: SamplingBenchmark, device: torch.device, clock: Clock, rows: list[dict[str, Any]]) -> None:
+    """The rows of one model."""
+    before = torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
+    for case, batch in cases(name, settings, device):
+        what = f"{name}, {case.passes} passes, batch {batch}"
+        if not clock.allows(10.0, what):
+            continue
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        seconds = guarded(what, partial(case.seconds, settings.repeats, device))
+        if seconds is None:
+            continue
+        row: dict[str, Any] = {"batch": batch, "model": name, "passes": case.passes, "seconds": float(seconds)}
+        row["tokens/s"] = int(batch * settings.length / seconds)
+        row["peak GiB"] = None
+        row["of the floor"] = None
+        if device.type == "cuda":
+            row["peak GiB"] = (torch.cuda.max_memory_reserved(device) - before) / 2**30
+            row["of the floor"] = f"{case.flops * batch / (settings.peak * 1e12) / seconds:.1%}"
+        row["how"] = "timed" if case.timed == case.passes else f"scaled from {case.timed}"
+        rows.append(row)
+        say(f"  {what}: {seconds:.3g} s, {clock.left:.0f} s left")
+
+
+def median(work: Callable[[], Any], repeats: int, device: torch.device) -> float:
+    """Seconds, once it is warm."""
     work()
-    return statistics.median(milliseconds(lambda _: work(), n, device) for n in range(repeats))
+    return statistics.median(milliseconds(lambda _: work(), n, device) for n in range(repeats)) / 1e3
 
 
-Case = tuple[str, int, Callable[[], Any], float]
+def cases(name: str, settings: SamplingBenchmark, device: torch.device) -> Iterator[tuple[Case, int]]:
+    """What is timed of one model, and with how many texts."""
+    if name == "autoregressive":
+        shape = NetSettings(preset=settings.preset).shape()
+        flops = settings.length * flops_per_token(shape, settings.vocab, settings.length)
+        timed = min(settings.timed, settings.length)
+        for batch in settings.batch:
+            yield Case(name, settings.length, timed, writer(settings, batch, timed, device), None, flops), batch
+        return
+    model = text_model(settings, device, step_size=name == "student")
+    for batch in settings.batch:
+        for steps in sorted({*settings.steps, settings.teacher_steps} - {0}):
+            timed = min(max(settings.timed, 2), steps)
+            points, flops = grid(steps), needed(model, grid(steps))
+            # the first passes of the grid, then one to the end
+            work = partial(model.sample, n=batch, times=(*points[:timed], 1.0), batch=batch)
+            last = partial(model.sample, n=batch, steps=1, batch=batch)
+            yield Case(name, steps, timed, work, last, flops), batch
 
 
-def cases(settings: SamplingBenchmark, batch: int, device: torch.device) -> list[Case]:
-    """(name, passes, work, factor to the whole) of each generation."""
-    made: list[Case] = []
-    student, teacher = (velocity(settings, device, step_size=kind) for kind in (True, False))
-    for steps in settings.steps:
-        made.append(("student", steps, partial(generate, student, batch, grid(steps), device), 1.0))
-    part = min(settings.timed, settings.teacher_steps)
-    # the first steps of the long grid, then one to the end: `part` passes in all
-    points = (*grid(settings.teacher_steps)[:part], 1.0)
-    factor = settings.teacher_steps / part
-    made.append(("teacher", settings.teacher_steps, partial(generate, teacher, batch, points, device), factor))
-    passes = min(settings.timed, settings.length)
-    whole = settings.length / passes
-    ready = guarded("autoregressive", lambda: writer(settings, batch, passes, device))
-    if ready is not None:
-        made.append(("autoregressive", settings.length, ready, whole))
-    return made
-
-
-def velocity(settings: SamplingBenchmark, device: torch.device, *, step_size: bool) -> Velocity:
+def text_model(settings: SamplingBenchmark, device: torch.device, *, step_size: bool) -> TextModel:
+    """A network of random weights that writes; its tokenizer is there for the form."""
     spec = random_spec(settings.preset, settings.vocab, settings.length, step_size=step_size)
     torch.manual_seed(0)
     net = spec.network().to(device).eval().requires_grad_(False)
-    if settings.compile:
-        compile_in_place(net, by_block=False)
-        if device.type == "cuda":
-            setattr(net, "hidden", Replayed(fixed(net.hidden), net))  # noqa: B010
-    return Velocity(spec, net, spec.flow_source(), spec.flow_schedule())
+    velocity = Velocity(spec, net, spec.flow_source(), spec.flow_schedule())
+    quick = "off" if not settings.quick else "compile" if settings.compile else "auto"
+    return TextModel(velocity, ByteTokenizer(), "random", use_bf16("auto", device), quick)
 
 
-def fixed(body: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A compiled body that is told its shapes never change: else it would be compiled for any, which is slower."""
-
-    def hidden(*inputs: Tensor | None) -> Tensor:
-        for x in inputs:
-            if x is not None:
-                torch._dynamo.mark_static(x)
-        return body(*inputs)
-
-    return hidden
-
-
-def generate(model: Velocity, batch: int, points: tuple[float, ...], device: torch.device) -> Tensor:
-    noise = RowNoise(0, torch.arange(batch, device=device))
-    x_0 = model.source.draw((batch, model.spec.length), noise, device)
-    jump = jump_from("cumulative" if model.spec.step_size else "euler", model.schedule, model.source)
-    with autocast(use_bf16("auto", device), device):
-        return solve(model, x_0, points, jump, noise).tokens
+def needed(model: TextModel, points: tuple[float, ...]) -> float:
+    """Floating-point operations for one text along a grid: the body always, the head at the expected positions."""
+    spec, jump = model.velocity.spec, model.velocity.jump()
+    head = 2.0 * spec.shape.width * spec.vocab
+    body = flops_per_token(spec.shape, spec.vocab, spec.length) - head
+    x, one = torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1, dtype=torch.float64)
+    times = [torch.tensor([[a], [b - a]], dtype=torch.float64) for a, b in pairwise(points)]
+    looked_at = sum([float(jump.leave(x, one, t, h)) for t, h in times])
+    return spec.length * ((len(points) - 1) * body + looked_at * head)
 
 
 @torch.no_grad()

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from benchmarks.harness import Step, built, guarded, interleaved, random_spec, report, say, stepper, world
+from benchmarks.harness import Clock, Ledger, Step, built, guarded, interleaved, random_spec, reserved, say, world
 from benchmarks.profile import summarise
 from tsdfm import kernels
 from tsdfm.compass.model import Compass
@@ -25,7 +24,8 @@ from tsdfm.engine.precision import autocast, use_bf16
 from tsdfm.settings import option
 from tsdfm.student.settings import NavigateSettings, StudentLoop, StudentOptim, StudentSettings
 from tsdfm.student.targets import steady
-from tsdfm.student.task import HostBatch, StudentTask
+from tsdfm.student.task import StudentTask
+from tsdfm.tokens.loader import HostBatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,49 +35,86 @@ class StudentBenchmark:
     preset: str = option("170m", "size of the student; the compass has half its blocks")
     vocab: int = option(50257, "|V|")
     length: int = option(1024, "tokens in a row")
-    batch: tuple[int, ...] = option((8,), "rows of a step")
-    tau: tuple[float, ...] = option((0.2,), "τ of the navigated step")
-    k: tuple[int, ...] = option((5,), "candidates of a midpoint")
+    batch: tuple[int, ...] = option((8, 16, 32), "rows of a step; the first of each list is the centre of the star")
+    tau: tuple[float, ...] = option((0.2, 0.02, 0.4), "τ of the navigated step")
+    k: tuple[int, ...] = option((5, 2, 8), "candidates of a midpoint")
+    grid: Literal["star", "full"] = option("star", "one dial off its centre at a time, or every combination")
     share: float | None = option(None, "share of rows with RK-4; none is what the weights of h say, a half")
-    reference: bool = option(True, "also time the same steps with torch's own operations instead of kernels")
+    reference: bool = option(False, "also time the same steps with torch's own operations instead of kernels")
     profile: bool = option(False, "show where the time goes")
     compile: bool = option(True, "torch.compile the networks")
     graphs: bool = option(True, "replay recorded passes")
     warm: int = option(18, "steps before timing: every shape is met twice, and recorded")
     repeats: int = option(20, "timed steps of each variant")
+    limit: float = option(600.0, "seconds at most: what does not fit is left out, and named")
     device: str = option("auto", "auto, cpu or cuda")
     out: Path | None = option(None, "folder for the tables as JSON")
 
 
-def run(settings: StudentBenchmark) -> None:
-    """Time every variant at every batch size."""
-    here = world(settings.device)
-    rows: list[dict[str, Any]] = []
+Plans = list[NavigateSettings | None]
+"""What is timed side by side at one batch size; None is the blind step."""
+
+
+def groups(settings: StudentBenchmark) -> dict[int, Plans]:
+    """Batch size → steps that are timed in turn: the blind one and the navigated ones of the star, or of the grid."""
+    middle = (settings.tau[0], settings.k[0])
+    made: dict[int, Plans] = {}
     for batch in settings.batch:
-        variants = {"fs-dfm": maker(settings, batch, None)}
-        for tau in settings.tau:
-            for k in settings.k:
-                variants[f"ts-dfm τ={tau} K={k}"] = maker(settings, batch, NavigateSettings(tau=tau, k=k))
-        rows += compare(settings, batch, variants, here.device)
-        title = f"student step: {settings.preset}, |V| = {settings.vocab}, length {settings.length}"
-        report(title, rows, here.device, settings.out and settings.out / "student.json")
+        pairs = [(tau, k) for tau in settings.tau for k in settings.k]
+        if settings.grid == "star":
+            free = 1 if batch == settings.batch[0] else 0
+            pairs = [p for p in pairs if (p[0] != middle[0]) + (p[1] != middle[1]) <= free]
+        pairs.sort(key=lambda pair: pair != middle)  # the centre first: its memory is measured before the others' is
+        made[batch] = [None, *(NavigateSettings(tau=tau, k=k) for tau, k in pairs)]
+    return made
 
 
-def compare(
-    settings: StudentBenchmark, batch: int, variants: dict[str, Callable[[], Step]], device: torch.device
-) -> list[dict[str, Any]]:
-    """Build, time in turn, and profile. With `reference`, each learner also steps without kernels."""
+def label(navigate: NavigateSettings | None) -> str:
+    return "fs-dfm" if navigate is None else f"ts-dfm τ={navigate.tau} K={navigate.k}"
+
+
+def run(settings: StudentBenchmark) -> None:
+    """Time every group; one that was measured before (in `out`) is not measured again."""
+    device, clock, cost = world(settings.device).device, Clock(settings.limit), 20.0
+    title = f"student step: {settings.preset}, |V| = {settings.vocab}, length {settings.length}"
+    table = Ledger(title, ("batch", "step"), device, settings.out and settings.out / "student.json")
+    for batch, plans in groups(settings).items():
+        if table.has(*((batch, label(plan)) for plan in plans)):
+            continue
+        if not clock.allows(cost, f"student, batch {batch}"):
+            table.leave(f"batch {batch}: " + ", ".join(map(label, plans)))
+            continue
+        start = time.perf_counter()
+        table.add(compare(settings, batch, plans, device))
+        cost = time.perf_counter() - start
+    table.show()
+
+
+def compare(settings: StudentBenchmark, batch: int, plans: Plans, device: torch.device) -> list[dict[str, Any]]:
+    """Build, time in turn, and profile. With `reference`, each learner also steps without kernels.
+
+    The blind step has a learner of its own, without a compass; the navigated ones share one, which is told before each
+    step what to do: so nothing is compiled twice, and the peak of all but the first counts recordings of the others.
+    """
     steps: dict[str, Step] = {}
     peaks: dict[str, float | None] = {}
-    for name, build in variants.items():
-        start, before = time.perf_counter(), graphs()
-        made = guarded(name, partial(built, build, device, settings.warm))
+    navigated: Learner | None = None
+    held = 0
+    for plan in plans:
+        name, start, before = label(plan), time.perf_counter(), graphs()
+        if plan is None or navigated is None:
+            held = reserved(device)
+        build = partial(stepping, settings, batch, plan, navigated)
+        made = guarded(name, partial(built, build, device, settings.warm, held))
         if made is None:
             continue
         steps[name], peaks[name] = made
         peak = f"{peaks[name]:.2f} GiB" if peaks[name] is not None else "not measured"
         spent = time.perf_counter() - start
         say(f"  {name}: warm after {spent:.0f} s, {graphs() - before} graphs compiled, peak {peak}")
+        if plan is not None and navigated is not None:
+            continue
+        navigated = navigated if plan is None else LEARNERS[steps[name]]
         guarded(f"check of graphs, {name}", partial(same_bits, name, steps[name], device))
         if settings.graphs and settings.compile and device.type == "cuda":
             steps[name + ", no graphs"], peaks[name + ", no graphs"] = launched(steps[name]), None
@@ -93,9 +130,10 @@ def compare(
         say(f"!!! {graphs() - before} graphs were compiled while timing")
     blind = statistics.median(times["fs-dfm"]) if "fs-dfm" in times else None
     if settings.profile:
-        for name in variants:
+        for name in map(label, plans[:2]):
             if name in steps:
                 summarise(f"{name} batch {batch}", steps[name], 100, device, settings.out)
+    LEARNERS.clear()
     return [row_of(batch, name, t, peaks[name], blind, settings.length) for name, t in times.items()]
 
 
@@ -200,38 +238,68 @@ def without(step: Step) -> Step:
     return plain
 
 
-def maker(settings: StudentBenchmark, batch: int, navigate: NavigateSettings | None) -> Callable[[], Step]:
-    """How to build a variant: a student with fresh weights, its semi-teacher and, to navigate, a compass."""
-
-    def build() -> Step:
-        here = world(settings.device)
-        spec = random_spec(settings.preset, settings.vocab, settings.length, step_size=True)
-        compass = None
-        if navigate is not None:
-            about = spec_from(spec, CompassNet(preset=settings.preset).shape(), "nce")
-            net = about.network().to(here.device).eval().requires_grad_(False)
-            compass = Compass(about, net, bf16=use_bf16("auto", here.device))
-        plan = StudentSettings(
-            tokens=Path(),
-            init_from=Path(),
-            out=Path(),
-            policy="blind" if navigate is None else "sequence-to-token",
-            compass=None if navigate is None else Path(),
-            navigate=navigate or NavigateSettings(),
-            share=settings.share,
-            probe_every=0,
-            loop=StudentLoop(batch=batch, compile=settings.compile, graphs=settings.graphs, steps=1000),
-            optim=StudentOptim(warmup=10),
-        )
-        learner = Learner(StudentTask(plan, spec, None, compass=compass), here, plan.loop, plan.optim)
-        made = stepper(learner, batches(settings, batch, here.device))
-        LEARNERS[made] = learner
-        return made
-
-    return build
+def plan_of(settings: StudentBenchmark, batch: int, navigate: NavigateSettings | None) -> StudentSettings:
+    """The settings of a training whose step is timed."""
+    return StudentSettings(
+        tokens=Path(),
+        init_from=Path(),
+        out=Path(),
+        policy="blind" if navigate is None else "sequence-to-token",
+        compass=None if navigate is None else Path(),
+        navigate=navigate or NavigateSettings(),
+        share=settings.share,
+        probe_every=0,
+        loop=StudentLoop(batch=batch, compile=settings.compile, graphs=settings.graphs, steps=1000),
+        optim=StudentOptim(warmup=10),
+    )
 
 
-def batches(settings: StudentBenchmark, batch: int, device: torch.device) -> list[HostBatch]:
+def learner_of(settings: StudentBenchmark, plan: StudentSettings) -> Learner:
+    """A student with fresh weights, its semi-teacher and, to navigate, a compass."""
+    here = world(settings.device)
+    spec = random_spec(settings.preset, settings.vocab, settings.length, step_size=True)
+    compass = None
+    if plan.policy != "blind":
+        about = spec_from(spec, CompassNet(preset=settings.preset).shape(), "nce")
+        net = about.network().to(here.device).eval().requires_grad_(False)
+        compass = Compass(about, net, bf16=use_bf16("auto", here.device))
+    return Learner(StudentTask(plan, spec, None, compass=compass), here, plan.loop, plan.optim)
+
+
+def stepping(
+    settings: StudentBenchmark, batch: int, navigate: NavigateSettings | None, learner: Learner | None = None
+) -> Step:
+    """The step of a plan, by a learner that is there already (for navigated steps) or by one of its own."""
+    plan = plan_of(settings, batch, navigate)
+    own = learner if learner is not None and navigate is not None else learner_of(settings, plan)
+    rows = batches(settings, batch, world(settings.device).device)
+    step = told(own, plan, rows)
+    LEARNERS[step] = own
+    return step
+
+
+def told(learner: Learner, plan: StudentSettings, rows: list[HostBatch]) -> Step:
+    """A step of a learner that is first told its plan; it reads policy and navigation from there at every step."""
+
+    def step(n: int) -> object:
+        assert isinstance(learner.task, StudentTask)
+        learner.task.settings = plan
+        return learner.update(rows[n % len(rows)], n)
+
+    return step
+
+
+class Sizes(Protocol):
+    """What random tokens are made for."""
+
+    @property
+    def vocab(self) -> int: ...
+
+    @property
+    def length(self) -> int: ...
+
+
+def batches(settings: Sizes, batch: int, device: torch.device) -> list[HostBatch]:
     """Random tokens; the rows' numbers decide which of them have large steps, evenly."""
     made = []
     for n in range(8):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.harness import Step, measure, random_spec, report, stepper, world
+from benchmarks.harness import Clock, Ledger, Step, measure, random_spec, stepper, world
 from tsdfm.engine.learner import Learner
 from tsdfm.engine.settings import LoopSettings
 from tsdfm.settings import option
@@ -24,25 +24,32 @@ class TeacherBenchmark:
     preset: str = option("170m", "size of the teacher")
     vocab: int = option(50257, "|V|")
     length: int = option(1024, "tokens in a row")
-    batch: tuple[int, ...] = option((8,), "rows of a step")
+    batch: tuple[int, ...] = option((8, 16, 32), "rows of a step")
     compile: bool = option(True, "torch.compile the network")
     warm: int = option(6, "steps before timing")
     repeats: int = option(15, "timed steps")
+    limit: float = option(300.0, "seconds at most: what does not fit is left out, and named")
     device: str = option("auto", "auto, cpu or cuda")
     out: Path | None = option(None, "folder for the tables as JSON")
 
 
 def run(settings: TeacherBenchmark) -> None:
     """Time the whole step at every batch size."""
-    here, rows = world(settings.device), []
-    for batch in settings.batch:
-        timing = measure({"teacher": partial(build, settings, batch)}, here.device, settings.warm, settings.repeats)
-        for name, found in timing.items():
-            speed = int(batch * settings.length / found.median * 1e3)
-            row = {"step": name, "batch": batch, "ms": found.median, "fastest": found.low, "slowest": found.high}
-            rows.append({**row, "tokens/s": speed, "peak GiB": found.peak})
+    here, clock = world(settings.device), Clock(settings.limit)
     title = f"teacher step: {settings.preset}, |V| = {settings.vocab}, length {settings.length}"
-    report(title, rows, here.device, settings.out and settings.out / "teacher.json")
+    table = Ledger(title, ("batch",), here.device, settings.out and settings.out / "teacher.json")
+    for batch in settings.batch:
+        if table.has((batch,)):
+            continue
+        if not clock.allows(10.0, f"teacher, batch {batch}"):
+            table.leave(f"batch {batch}")
+            continue
+        timing = measure({"teacher": partial(build, settings, batch)}, here.device, settings.warm, settings.repeats)
+        for found in timing.values():
+            row = {"batch": batch, "ms": found.median, "fastest": found.low, "slowest": found.high}
+            speed = int(batch * settings.length / found.median * 1e3)
+            table.add([{**row, "tokens/s": speed, "peak GiB": found.peak}])
+    table.show()
 
 
 def build(settings: TeacherBenchmark, batch: int) -> Step:

@@ -77,7 +77,7 @@ VERBS = {
         "tsdfm.samples.run:run",
         "write texts with a trained model",
         positional="model",
-        epilog="tsdfm sample runs/mine/teacher --steps 64 --prefix 'Once upon' --live",
+        epilog="tsdfm sample; tsdfm sample runs/mine/teacher --steps 64 --prefix 'Once upon' --live",
     ),
     "pipeline": Verb(
         "tsdfm.pipeline:PipelineSettings",
@@ -184,6 +184,20 @@ VERBS = {
         positional="runs",
         epilog="tsdfm report scaling runs/demo runs/larger",
     ),
+    "report mauve": Verb(
+        "tsdfm.report.settings:MauveSettings",
+        "tsdfm.report.commands.mauve:run",
+        "how near texts come to held-out text",
+        positional="runs",
+        epilog="tsdfm report mauve runs/mine --judges smollm2 --steps 8",
+    ),
+    "report claims": Verb(
+        "tsdfm.report.settings:ClaimsSettings",
+        "tsdfm.report.commands.claims:run",
+        "the paper's claims, answered from what was measured",
+        positional="runs",
+        epilog="tsdfm report claims runs/mine",
+    ),
     "report page": Verb(
         "tsdfm.report.page.settings:PageSettings",
         "tsdfm.report.page.build:run",
@@ -196,7 +210,22 @@ VERBS = {
         "tsdfm.view.run:run",
         "watch texts come to be, method beside method",
         positional="paths",
-        epilog="tsdfm view runs/demo; tsdfm view way.json --terminal; tsdfm view runs/demo/teacher-uniform --steps 16",
+        epilog="tsdfm view; tsdfm view runs/demo; tsdfm view way.json --terminal; tsdfm view runs/mine/ts --steps 16",
+    ),
+    "ship": Verb(
+        "tsdfm.ship.settings:ShipSettings",
+        "tsdfm.ship.run:run",
+        "pack a student with its teacher and compass, to pass on",
+        positional="student",
+        epilog="tsdfm ship runs/mine/ts-dfm --teacher runs/mine/teacher --compass runs/mine/compass "
+        "--name mine --card about.md --out mine",
+    ),
+    "card": Verb(
+        "tsdfm.ship.settings:CardSettings",
+        "tsdfm.ship.run:show_card",
+        "print what is known of a shipped model",
+        positional="model",
+        epilog="tsdfm card tsdfm-small",
     ),
     "doctor": Verb(
         "tsdfm.doctor:DoctorSettings",

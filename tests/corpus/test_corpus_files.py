@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from tsdfm.corpus.settings import SourceSettings
-from tsdfm.corpus.source import clean, read
+from tsdfm.corpus.source import clean, read, tidy
 from tsdfm.corpus.wikitext import articles, spell
 from tsdfm.errors import UserError
 
@@ -171,3 +171,31 @@ def test_wikitext_spelling_and_titles() -> None:
     )
     lines = ["", " = A = ", "", " x = 5 = y ", " = 7 = ", " = = Sub = = ", "", " = B = ", "", " z "]
     assert list(articles(lines)) == ["= A =\n\nx = 5 = y\n= 7 =\n== Sub ==", "= B =\n\nz"]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("a\r\n\r\n  b \n\n\n c\r", "a\nb\nc"),
+        ("‘I’m’ “here”…", "'I'm' \"here\"..."),
+        ("well -- yes—no — and ---- stays", "well—yes—no—and ---- stays"),
+        ("two  spaces,\ta tab,\xa0a hard\xad space", "two spaces, a tab, a hard space"),
+    ],
+)
+def test_tidy_text_has_one_way_to_write_each_thing(text: str, wanted: str) -> None:
+    assert tidy(text) == wanted
+    assert tidy(wanted) == wanted
+
+
+def test_a_source_is_tidied_only_if_asked(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("“One”\r\n\r\ntwo".encode())
+    assert texts_of(SourceSettings(path=tmp_path)) == ["“One”\r\n\r\ntwo"]
+    assert texts_of(SourceSettings(path=tmp_path, tidy=True)) == ['"One"\ntwo']
+
+
+def test_lines_that_match_are_left_out_and_so_are_texts_with_none_left(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("One.\nSee https://example.org/x\nTwo.\n")
+    (tmp_path / "b.txt").write_text("http://example.org\n")
+    assert texts_of(SourceSettings(path=tmp_path, drop="https?://")) == ["One.\nTwo.\n"]
+    with pytest.raises(UserError, match="no regular expression"):
+        SourceSettings(path=tmp_path, drop="(")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tsdfm.engine import graphs
-from tsdfm.engine.graphs import Pool, Recording, Replayed, Trained, keeping
+from tsdfm.engine.graphs import Pool, Recording, Replayed, Trained, alike, keeping
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="records CUDA graphs")
 
@@ -168,3 +168,15 @@ def test_recordings_are_the_same_bits() -> None:
         model.zero_grad(set_to_none=True)
     assert mine.made
     assert trained.made
+
+
+def test_a_copy_is_laid_out_as_the_original() -> None:
+    """A slice keeps its strides: with others, a compiled function is compiled again, in the middle of a recording."""
+    whole = torch.arange(12).view(3, 4)
+    for x in (whole, whole[:, :-1], whole.T, whole[1:, 1:]):
+        made = alike(x)
+        assert made.stride() == x.stride()
+        assert torch.equal(made, x)
+        assert made.data_ptr() != x.data_ptr()
+    spread = torch.arange(3)[:, None].expand(3, 4)
+    assert torch.equal(alike(spread), spread)

@@ -12,7 +12,7 @@ from tsdfm import kernels
 from tsdfm.flow.draw import draw, draw_other
 from tsdfm.kernels.draw import Drawn, one_pass, reference
 
-pytest.importorskip("triton")
+draw_triton = pytest.importorskip("tsdfm.kernels.draw_triton")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 INF = math.inf
 
@@ -60,6 +60,58 @@ def test_a_large_vocabulary() -> None:
     assert (mine.tokens - theirs.tokens).abs().max() <= 2
     assert (mine.tokens == theirs.tokens).double().mean() > 0.6
     torch.testing.assert_close(mine.entropy, theirs.entropy, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize(("columns", "size", "dtype"), [(300, 1.0, torch.float32), (2600, 8.0, torch.bfloat16)])
+def test_near_temperatures_share_an_exponential(columns: int, size: float, dtype: torch.dtype) -> None:
+    """Navigate's temperatures go by moments: the reference's odds to float32's precision, and a wide row besides."""
+    logits, z, _, u, _ = inputs(4, columns, 6, size, dtype)
+    warmth = torch.tensor([0.8, 1.2, 1.0, 1.0], dtype=torch.float64)[:, None] * torch.linspace(0.7, 1.3, 6).double()
+    warmth[3, 0] = 0.2  # too far from the others
+    beta = (1.0 / warmth).float().to(DEVICE)
+    theirs = reference(logits.double(), z, beta.double(), u)
+    odds = theirs.p_z / theirs.p_other
+    found = {}
+    for moments in (10, 6, 0):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(draw_triton, "MOMENTS", moments)
+            found[moments] = launched(logits, z, beta, u)
+        gap = ((found[moments].p_z / found[moments].p_other) / odds - 1).abs().nan_to_num(0.0)
+        assert gap[3].max() < 5e-7
+        assert gap.max() < {10: 5e-7, 6: 3e-2, 0: 5e-7}[moments]
+        assert moments != 6 or gap[:3].max() > 1e-6  # too few moments are seen: it is moments that were used
+    assert (found[10].tokens != theirs.tokens).sum() <= 1
+    assert (found[10].tokens == found[0].tokens).double().mean() > 0.9
+
+
+def test_near_temperatures_and_extreme_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draw_triton, "MOMENTS", 10)
+    logits = torch.full((5, 1300), -INF, device=DEVICE)
+    logits[1, 1290] = 3.0
+    logits[2, :4] = torch.tensor([300.0, 0.0, -300.0, -3e38])
+    logits[3] = -1e4
+    logits[4] = torch.linspace(-90, 0, 1300)
+    z_all, u = torch.full((5,), 1, device=DEVICE), noise(5, 5, seed=12)
+    beta = (1.0 / torch.linspace(0.7, 1.3, 5)).expand(5, 5).contiguous().to(DEVICE)
+    mine, theirs = launched(logits, z_all, beta, u), reference(logits.double(), z_all, beta.double(), u)
+    assert torch.equal(mine.tokens, theirs.tokens)
+    torch.testing.assert_close(mine.p_other, theirs.p_other, rtol=1e-6, atol=0)
+    torch.testing.assert_close(mine.p_z, theirs.p_z, rtol=1e-6, atol=1e-300)
+
+
+def test_stratified_draws_by_moments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As below, for the hottest and the coldest of Navigate's candidates."""
+    monkeypatch.setattr(draw_triton, "MOMENTS", 10)
+    rows, columns, z = 24, 1500, 7
+    logits = 2 * normal(1, columns)
+    u = ((torch.arange(rows, dtype=torch.float64) + 0.5) / rows).to(DEVICE)
+    z_all, beta = torch.full((rows,), z, device=DEVICE), 1.0 / torch.linspace(0.7, 1.3, 5, device=DEVICE)
+    lots = u[:, None].expand(-1, 5)
+    found = launched(logits, z_all, beta.expand(rows, 5), lots, at=torch.zeros_like(z_all))
+    for k in (0, 4):
+        weights = (beta[k].double() * logits.double()[0]).index_fill(0, torch.tensor([z], device=DEVICE), -INF)
+        counts = torch.bincount(found.tokens[:, k], minlength=columns)
+        assert (counts - rows * weights.softmax(-1)).abs().max() <= 1.01
 
 
 def test_stratified_uniforms_reproduce_the_law() -> None:
@@ -153,8 +205,6 @@ def test_rows_not_needed_and_padded_columns() -> None:
 
 
 def test_exponentials_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tsdfm.kernels import draw_triton
-
     args = inputs(8, 1500, 3)
     plain = launched(*args)
     monkeypatch.setattr(draw_triton, "POLYNOMIAL", 2)

@@ -63,7 +63,7 @@ def test_like_starts_from_another_students_settings_for_the_source() -> None:
 @pytest.mark.parametrize(
     ("students", "said"),
     [
-        ({"a": {"init_from": "b"}, "b": {"init_from": "a"}}, "wait for each other: a, b"),
+        ({"a": {"init_from": "b"}, "b": {"init_from": "a"}}, "wait for each other.*: a, b"),
         ({"a": {"like": "b"}, "b": {"like": "a"}}, "cannot be like"),
         ({"a": {"like": "zz"}, "ab": {}}, "cannot be like 'zz'"),
         ({"teacher": {}}, "call it something else"),
@@ -151,3 +151,23 @@ def test_overrides_nest() -> None:
     pairs = ("sources=uniform", "students.ts-dfm.navigate.k=3", "students.ts-dfm.loop.steps=2")
     expected = {"ts-dfm": {"navigate": {"k": "3"}, "loop": {"steps": "2"}}}
     assert overrides(pairs) == {"sources": ["uniform"], "students": expected}
+
+
+def test_a_section_may_be_for_one_source_and_what_is_like_it_too() -> None:
+    plain = recipe(
+        students={
+            "fs-dfm": {},
+            "only": {"sources": ["uniform"], "init_from": "fs-dfm"},
+            "again": {"like": "only"},
+            "both": {"like": "only", "sources": ["uniform", "mask"]},
+        }
+    )
+    assert list(named(plain)) == ["compass", "fs-dfm", "only", "again", "both"]
+    assert list(named(plain, "mask")) == ["compass", "fs-dfm", "both"]
+    assert "sources" not in named(plain)["only"]
+    plain["students"]["both"]["init_from"] = "only"
+    with pytest.raises(UserError, match="does not have: both"):
+        in_order(all_named(plain, "mask", OUT))
+    plain["students"]["only"]["sources"] = "masks"
+    with pytest.raises(UserError, match=r"unknown source of only 'masks'.*'mask'"):
+        named(plain)

@@ -32,7 +32,7 @@ def report_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tsdfm.tokens.settings import TokensSettings
 
     home = tmp_path_factory.mktemp("reports")
-    make_corpus(CorpusSettings(out=home / "corpus", name="world:small", limit=300, valid=0.1))
+    make_corpus(CorpusSettings(out=home / "corpus", name="world:small", limit=360, valid=0.15))
     make_tokens(
         TokensSettings(
             corpus=home / "corpus", out=home / "tokens", vocab_size=400, length=48, layout="document", workers=1
@@ -93,3 +93,15 @@ def report_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
             )
         )
     return home
+
+
+@pytest.fixture(scope="session")
+def own_judge(report_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small autoregressive network on the same tokens."""
+    from tsdfm.cli import main
+
+    out = tmp_path_factory.mktemp("judge") / "run"
+    words = ["--tokens", str(report_home / "tokens"), "--out", str(out), "--net.width", "16", "--net.depth", "1"]
+    words += ["--net.heads", "2", "--loop.steps", "3", "--loop.batch", "8", "--loop.device", "cpu"]
+    assert main(["judge", "train", *words]) == 0
+    return out

@@ -8,15 +8,18 @@ import pytest
 import torch
 
 from tsdfm.report.frontier import (
+    Curves,
+    PooledEntropy,
     Sweep,
     compare,
     interval_of,
     log_ppl_at,
     mean_entropy,
     mean_ratio,
+    mean_ratios,
     overlap,
-    pooled_entropy,
     ratio_at,
+    ratios_at,
 )
 from tsdfm.report.metrics import bigram_entropy_bits
 
@@ -116,10 +119,47 @@ def test_the_two_means_of_perplexity() -> None:
 def test_pooled_entropy_is_that_of_the_metrics_and_its_draws_are_centred_on_it() -> None:
     made = torch.Generator().manual_seed(2)
     rows = [torch.randint(0, 6, (20,), generator=made) for _ in range(12)]
-    entropy = pooled_entropy(rows)
+    entropy = PooledEntropy(rows)
     assert float(entropy(None)) == pytest.approx(bigram_entropy_bits(rows))
     picks = torch.randint(12, (30, 12), generator=made)
     assert float(entropy(picks).mean()) == pytest.approx(bigram_entropy_bits(rows))
     shift = entropy(picks)[0] - entropy(picks)[1]
     apart = bigram_entropy_bits([rows[i] for i in picks[0]]) - bigram_entropy_bits([rows[i] for i in picks[1]])
     assert float(shift) == pytest.approx(apart)
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.4, 5.0])
+@pytest.mark.parametrize("tied", [False, True])
+def test_all_draws_at_once_are_the_draws_one_by_one(shift: float, tied: bool) -> None:
+    """Curves of three points that overlap, hardly overlap, or do not; also with two points of one entropy."""
+    made = torch.Generator().manual_seed(int(10 * shift) + tied)
+    mine, theirs = (
+        Curves(
+            torch.rand(3, 40, generator=made, dtype=torch.float64) + more, torch.randn(3, 40, generator=made).double()
+        )
+        for more in (shift, 0.0)
+    )
+    if tied:
+        theirs.entropy[1, :20] = theirs.entropy[0, :20]
+    at, over = ratios_at(mine, 1, theirs), mean_ratios(mine, theirs)
+    for draw in range(40):
+        a, b = mine.points(draw), theirs.points(draw)
+        for fast, slow in ((at[draw], ratio_at(a[1][1], a[1][0], b)), (over[draw], mean_ratio(a, b))):
+            assert (fast is None) == (slow is None)
+            assert slow is None or fast == pytest.approx(slow)
+    assert shift < 5 or over == [None] * 40
+
+
+def test_draws_are_made_once_for_the_same_picks() -> None:
+    calls = []
+
+    def entropy(picks: torch.Tensor | None) -> torch.Tensor:
+        calls.append(picks)
+        return torch.zeros(1 if picks is None else len(picks), dtype=torch.float64)
+
+    cell = Sweep(1.0, torch.ones(4, dtype=torch.float64), False, entropy)
+    first, second = torch.zeros(2, 4, dtype=torch.int64), torch.ones(3, 4, dtype=torch.int64)
+    assert cell.draws(first) is not None
+    cell.draws(first)
+    assert [len(part) for part in cell.draws(second)] == [3, 3]
+    assert len(calls) == 2

@@ -14,7 +14,17 @@ import tsdfm
 from tsdfm.compass import load_compass
 from tsdfm.errors import UserError
 from tsdfm.report.cells import Cells, load_cell
-from tsdfm.report.measure import MeasureSettings, mark_collapsed, measure, real_row, run
+from tsdfm.report.measure import (
+    MeasureSettings,
+    bias_key,
+    mark_collapsed,
+    measure,
+    real_cell,
+    real_row,
+    run,
+    sampled,
+    spread,
+)
 from tsdfm.report.metrics import entropy_bits
 from tsdfm.report.score import Bench
 from tsdfm.samples.guide import Guide
@@ -131,6 +141,39 @@ def test_held_out_text_is_read_as_it_is(report_home: Path) -> None:
     assert row["samples"] == 6
     first = [int(t) for t in rows[0] if t != rows.end_of_text]
     assert row["texts"][0] == rows.tokenizer.decode(first)
+
+
+def test_held_out_rows_are_spread_over_the_split(report_home: Path) -> None:
+    assert spread(10, 4) == [0, 2, 5, 7]
+    assert spread(3, 8) == [0, 1, 2]
+    rows = TokenRows(report_home / "tokens", "valid")
+    cell = real_cell(replace(SMALL, samples=4), report_home / "tokens", Cells())
+    assert cell.tokens == [rows[i * len(rows) // 4].tolist() for i in range(4)]
+
+
+def test_a_bias_is_part_of_the_key(report_home: Path, tmp_path: Path) -> None:
+    made, cells = tsdfm.load(report_home / "fs-dfm-uniform", "cpu"), Cells(tmp_path)
+    few = replace(SMALL, samples=4)
+    plain = sampled(few, made, 2, cells)
+    bias = torch.zeros(made.velocity.spec.vocab)
+    bias[7] = 20.0
+    pushed = sampled(few, made, 2, cells, bias=bias)
+    assert "bias" not in plain.key
+    assert pushed.key == {**plain.key, "bias": bias_key(bias)}
+    assert bias_key(bias) == bias_key(bias.double()) != bias_key(bias * 2)
+    assert [row.count(7) > 40 for row in pushed.tokens] == [True] * 4  # all but the anchor and a few
+    assert len(list(tmp_path.glob("*.json"))) == 2
+
+
+def test_rows_of_a_cell_are_what_was_written(report_home: Path) -> None:
+    cell = sampled(replace(SMALL, samples=5), tsdfm.load(report_home / "fs-dfm-uniform", "cpu"), 2, Cells())
+    cell.given = [0, 3, 48, 1, 7]
+    cell.tokens[3][1:] = [cell.end_of_text] * 47  # nothing but padding
+    for row, tokens, given in zip(cell.rows(), cell.tokens, cell.given, strict=True):
+        kept = tokens[max(cell.anchor, given) :]
+        while kept and kept[-1] == cell.end_of_text:
+            kept.pop()
+        assert row.tolist() == kept
 
 
 def test_more_than_one_bit_under_real_text_is_collapsed() -> None:

@@ -25,7 +25,7 @@ from tsdfm.report.metrics import (
     token_accuracy,
     token_agreement,
 )
-from tsdfm.report.metrics.mauve import curve_area, kmeans, principal
+from tsdfm.report.metrics.mauve import cluster_count, curve_area, kmeans, mauve_interval, principal
 
 
 def random_texts(seed: int, count: int, words: int) -> list[list[str]]:
@@ -181,3 +181,26 @@ def test_mauve_refuses_what_it_cannot_compare() -> None:
     for bad in ((torch.zeros(5, 3), torch.zeros(5, 4)), (torch.zeros(1, 3), torch.zeros(5, 3))):
         with pytest.raises(UserError, match="MAUVE"):
             mauve(*bad)
+
+
+def test_the_interval_of_mauve_is_around_it_and_within_its_bounds() -> None:
+    made = torch.Generator().manual_seed(4)
+    one, two = torch.randn(60, 5, generator=made), torch.randn(60, 5, generator=made) + 0.4
+    value, low, high = mauve_interval(one, two, draws=60)
+    assert value == mauve(one, two)
+    assert 0 <= low < value < high <= 1
+    assert mauve_interval(one, one, draws=20)[0] == pytest.approx(1.0, abs=1e-3)
+    far = mauve_interval(one, two + 50.0, draws=20)
+    assert far[0] < 0.02
+    assert far[1] >= 0
+    assert [cluster_count(n) for n in (5, 20, 512)] == [2, 2, 51]
+
+
+@pytest.mark.parametrize("shape", [(40, 6), (6, 40)])
+def test_principal_parts_are_those_of_the_singular_values(shape: tuple[int, int]) -> None:
+    x = torch.randn(*shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    found = principal(x, keep=0.8)
+    u, s, _ = torch.linalg.svd(x - x.mean(0), full_matrices=False)
+    count = int(((s**2).cumsum(0) / (s**2).sum() < 0.8).sum()) + 1
+    wanted = u[:, :count] * s[:count]
+    torch.testing.assert_close(found.abs(), wanted.abs())

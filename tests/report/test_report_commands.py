@@ -104,6 +104,46 @@ def test_frontier(report_home: Path, out: Path) -> None:
     assert any("the control is fs-dfm" in note for note in missing["notes"])
 
 
+def test_frontier_with_a_unigram_bias_and_two_judges(report_home: Path, out: Path) -> None:
+    few = ["--steps", "2", "--temperatures", "0.8,1.0,1.2", "--draws", "20", "--judges", "world:full"]
+    found = table(report_home, out, "frontier", *few, "--unigram", "control", "--against", "fs-dfm")
+    second = json.loads((out / "frontier-judge-2.json").read_text())
+    name = "control + unigram bias"
+    assert [row["method"] for row in ours(found)] == ["teacher", "fs-dfm", "control", name, "ts-dfm"]
+    biased = next(row for row in found["rows"] if row["method"] == name)
+    assert biased["control_method"] == "control"
+    fit = biased["unigram"]
+    assert fit["kl_after"] <= fit["kl_before"]
+    assert fit["kl_after"] == min(fit["kl_rounds"])
+    assert any("KL of its tokens" in note for note in found["notes"])
+    keys = [load_cell(path).key for path in (out / "cells").glob("control-uniform-2-*.json")]
+    assert {key["seed"] for key in keys if key["samples"] == 16} & {0} == set()  # fitted to other texts
+    student = next(row for row in found["rows"] if row["method"] == "ts-dfm")
+    assert set(student["judges"]) == set(found["judge_names"]) == {found["judge"], second["judge"]}
+    assert set(student["against"]) == {name, "fs-dfm"}
+    assert "ratio_over_overlap" in student["judges"][second["judge"]]["against"]["fs-dfm"]
+    for one, two in zip(ours(found), ours(second), strict=True):
+        assert one["entropy_bits"] == two["entropy_bits"]
+        assert one["ppl"] != two["ppl"]
+        assert two["ppl"] == two["judges"][second["judge"]]["ppl"]
+    assert [p["entropy_bits"] for p in found["points"]] == [p["entropy_bits"] for p in second["points"]]
+    against = json.loads((out / "frontier-against.json").read_text())
+    assert [column["name"] for column in against["columns"]][3:] == [name, "fs-dfm"]
+    assert (out / "frontier-judge-2-bigrams.svg").read_text().startswith("<svg")
+
+
+def test_mauve(report_home: Path, own_judge: Path, tmp_path: Path) -> None:
+    words = ["--steps", "2", "--samples", "16", "--judges", str(own_judge), "--draws", "20"]
+    found = table(report_home, tmp_path, "mauve", *words)
+    assert [row["method"] for row in found["rows"]] == ["teacher", "fs-dfm", "control", "ts-dfm", "held-out text"]
+    for row in found["rows"]:
+        low, high = row["mauve_interval"]
+        assert 0 <= low <= row["mauve"] <= high <= 1
+    assert found["clusters"] == 2
+    assert found["samples"] == 16
+    assert any("2 clusters of 16 and 16 texts" in note for note in found["notes"])
+
+
 def test_threshold(report_home: Path, out: Path) -> None:
     found = table(report_home, out, "threshold", "--steps", "2")
     assert [(row["tau"], row["init"]) for row in ours(found)] == [(0.1, "FS-DFM")]
@@ -124,6 +164,21 @@ def test_policy(report_home: Path, out: Path) -> None:
     assert [row["policy"] for row in ours(found)][:4] == ["none", "sequence", "token", "sequence-to-token"]
     quoted = [row for row in found["rows"] if row.get("paper")]
     assert {row["steps"] for row in quoted} == {8}
+
+
+def test_policy_against_the_temperature_curve_under_two_judges(report_home: Path, out: Path) -> None:
+    few = ["--steps", "2", "--navigate.k", "2", "--temperatures", "0.5,1.0,2.0", "--judges", "world:full"]
+    found = table(report_home, out, "policy", *few)
+    blind, *guided = ours(found)
+    first, second = found["judge_names"]
+    assert "ratio_at_own_entropy" not in blind
+    for row in guided:
+        for name in (first, second):
+            assert row["judges"][name]["ratio_at_own_entropy"] > 0
+        assert row["ratio_at_own_entropy"] == row["judges"][first]["ratio_at_own_entropy"]
+        assert row[f"ppl {second}"] == row["judges"][second]["ppl"] != row["ppl"]
+    assert [c["name"] for c in found["columns"]].count("at_own") == 1
+    assert any("without guidance" in note for note in found["notes"])
 
 
 def test_refinement(report_home: Path, out: Path) -> None:
@@ -221,6 +276,9 @@ def test_a_command_makes_itself_again() -> None:
         (["report", "overhead", "{home}/teacher-uniform"], "no student in"),
         (["report", "prefix", "{home}", "--prefix-tokens", "900"], "longer than the prefix"),
         (["report", "diversity", "{home}", "--completions", "1"], "2 completions"),
+        (["report", "frontier", "{home}", "--unigram", "nobody"], "give --unigram one of teacher, fs-dfm"),
+        (["report", "mauve", "{home}"], "MAUVE needs the features of a network"),
+        (["report", "mauve", "{home}", "--clusters", "1"], "clusters must be at least 2"),
     ],
 )
 def test_mistakes(words: list[str], said: str, report_home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,8 +16,8 @@ from tsdfm.nn.velocity import Velocity
 from tsdfm.student.midpoint import policy_from
 from tsdfm.student.settings import NavigateSettings, StudentLoop, StudentOptim, StudentSettings
 from tsdfm.student.steps import is_large
-from tsdfm.student.task import HostBatch, StudentTask
-from tsdfm.tokens.loader import Batch
+from tsdfm.student.task import StudentTask
+from tsdfm.tokens.loader import Batch, HostBatch
 
 V, L, B, ANCHOR = 11, 8, 12, 2
 COMPASS = PairEnergy(V + 1)

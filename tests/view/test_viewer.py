@@ -121,7 +121,6 @@ def test_a_run_plays_in_the_terminal(home: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "missing setting 'paths'"),
         (["nowhere"], "nothing at nowhere"),
         (["."], "neither trajectories nor trained models"),
         (["x", "--serve", "70000"], "a port lies in 0 to 65535"),

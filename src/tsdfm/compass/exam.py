@@ -5,6 +5,7 @@ A row number keys the times, the noise and the corruption of a pair, so the same
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -48,9 +49,20 @@ class Curve:
     same: Tensor
 
 
+def stride(count: int) -> int:
+    """A step that visits all of `count` places, each far from the last: about 0.618 of them, without common divisor.
+
+    >>> [n * stride(8) % 8 for n in range(8)]
+    [0, 5, 2, 7, 4, 1, 6, 3]
+    """
+    golden = round(count * (math.sqrt(5) - 1) / 2)
+    return next((step for step in range(max(1, golden), count) if math.gcd(step, count) == 1), 1)
+
+
 @dataclass(frozen=True)
 class Exam:
-    """Questions about held-out rows. Question number n is asked of row n mod (number of rows)."""
+    """Questions about held-out rows. Those that follow each other are asked of rows far apart, as neighbours are of one
+    document; every row has its turn before one comes again."""
 
     rows: TokenRows
     spec: CompassSpec
@@ -61,7 +73,7 @@ class Exam:
 
     def walk(self, numbers: Tensor, stream: int) -> tuple[Walk, RowNoise]:
         """The walks of questions `numbers` [B], and noise to go on with."""
-        tokens = self.rows.take((numbers % len(self.rows)).numpy()).astype(np.int64)
+        tokens = self.rows.take((numbers * stride(len(self.rows)) % len(self.rows)).numpy()).astype(np.int64)
         noise = RowNoise(self.seed, numbers.to(self.device), stream)
         x_1 = torch.from_numpy(tokens).to(self.device)
         made = walk(x_1, self.spec.flow_source(), self.spec.flow_schedule(), self.spec.anchor, noise)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tsdfm.compass.network import CompassSpec, EnergyNet
-from tsdfm.engine.checkpoint import find_checkpoint, load_weights, read_state
+from tsdfm.engine.bundle import find_weights
 from tsdfm.engine.distributed import pick_device
 from tsdfm.engine.manifest import read_manifest
 from tsdfm.engine.precision import autocast, use_bf16
@@ -67,7 +68,11 @@ def lean(compass: Compass) -> Compass:
 
 def read_compass_spec(path: Path) -> CompassSpec:
     """What the compass in a run or checkpoint folder is."""
-    manifest = read_manifest(path)
+    return spec_in(read_manifest(path), path)
+
+
+def spec_in(manifest: dict[str, Any], path: Path) -> CompassSpec:
+    """What a manifest, which lies at `path`, says the compass is."""
     if not isinstance(manifest.get("compass"), dict):
         raise UserError(f"{path} holds no compass (its stage is {manifest.get('stage')!r}): give what `compass` made")
     return build(CompassSpec, manifest["compass"], "compass")
@@ -81,16 +86,17 @@ def load_compass(
     choose: str = "best",
     precision: str = "auto",
 ) -> Compass:
-    """The compass of a run (its best or newest checkpoint) or of one checkpoint, frozen, ready to score."""
+    """The compass of a run (its best or newest checkpoint), of one checkpoint or of a bundle, frozen, ready to score.
+
+    `tsdfm-small` is the one that came with tsdfm.
+    """
     place = pick_device(device) if isinstance(device, str) else device
-    checkpoint = find_checkpoint(Path(path), choose)
-    spec = read_compass_spec(checkpoint)
+    found = find_weights(Path(path), "compass", which=which, choose=choose)
+    spec = spec_in(found.manifest, found.place)
     net = spec.network()
     try:
-        net.load_state_dict(load_weights(checkpoint, which))
+        net.load_state_dict(found.weights())
     except RuntimeError:
-        raise UserError(f"the weights in {checkpoint} do not fit its manifest: restore it from a copy") from None
-    files = read_state(checkpoint)["files"]
-    sha256 = files.get(f"{which}.safetensors", files["model.safetensors"])["sha256"]
+        raise UserError(f"the weights in {found.place} do not fit its manifest: restore it from a copy") from None
     net = net.to(place).eval().requires_grad_(False)
-    return Compass(spec, net, checkpoint, sha256, use_bf16(precision, place))
+    return Compass(spec, net, found.place, found.sha256, use_bf16(precision, place))

@@ -17,6 +17,7 @@ it takes no part in the loss or in the accuracy. Forcing a change instead would 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -31,6 +32,12 @@ from tsdfm.errors import UserError
 from tsdfm.flow import RowNoise, Source
 from tsdfm.nn.velocity import Velocity
 from tsdfm.settings import nearest
+
+
+@functools.lru_cache(maxsize=64)
+def constant(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """The same float64 numbers [n] on a device, sent there once: a copy of fresh memory would be waited for."""
+    return torch.tensor(values, dtype=torch.float64, device=device)
 
 
 @dataclass(frozen=True)
@@ -101,7 +108,7 @@ def velocity_step(pairs: Pairs) -> Tensor:
     teacher, schedule, t = pairs.kit.teacher, pairs.walk.schedule, pairs.t
     if teacher is None:
         raise UserError("velocity_step needs a teacher: give --teacher, or a mixture without it")
-    levels = torch.tensor(pairs.kit.settings.levels, dtype=torch.float64, device=t.device)
+    levels = constant(pairs.kit.settings.levels, t.device)
     h = torch.minimum(levels[(pairs.uniform() * len(levels)).to(torch.int64)], t)
     keep = schedule.kappa(t - h) / schedule.kappa(t).clamp(min=1e-12)
     lost = pairs.revealed & (pairs.uniform_like() >= keep[:, None])
@@ -171,11 +178,11 @@ class Negatives:
                 raise UserError(f"unknown negative strategy {name!r}{nearest(name, STRATEGIES)}")
         self.kit, self.names = kit, tuple(weights)
         total, running = sum(weights.values()), 0.0
-        self.edges = [running := running + weight / total for weight in weights.values()]
-        self.low = [ranges[n][0] if n in ranges else STRATEGIES[n].low for n in self.names]
-        self.high = [ranges[n][1] if n in ranges else STRATEGIES[n].high for n in self.names]
+        self.edges = tuple(running := running + weight / total for weight in weights.values())
+        self.low = tuple(ranges[n][0] if n in ranges else STRATEGIES[n].low for n in self.names)
+        self.high = tuple(ranges[n][1] if n in ranges else STRATEGIES[n].high for n in self.names)
         settings = kit.settings
-        self.beta = [settings.downstep_beta if n == "time_downstep" else settings.beta for n in self.names]
+        self.beta = tuple(settings.downstep_beta if n == "time_downstep" else settings.beta for n in self.names)
 
     @property
     def judged(self) -> tuple[str, ...]:
@@ -184,33 +191,56 @@ class Negatives:
 
     def draw(self, noise: RowNoise, device: torch.device, pairs: int) -> tuple[Tensor, Tensor]:
         """A strategy [pairs] for each pair by the mixture's weights, and the uniform [pairs] of its rate."""
-        edges = torch.tensor(self.edges, dtype=torch.float64, device=device)
+        edges = constant(self.edges, device)
         u = noise.uniform((pairs, 2)).to(device)
         return torch.searchsorted(edges, u[:, 0].contiguous(), right=True).clamp(max=len(edges) - 1), u[:, 1]
 
     def rates(self, choice: Tensor, u: Tensor) -> Tensor:
         """low + (high − low)·Beta(1, b) of the strategies drawn; Beta(1, b) has the inverse CDF 1 − (1 − u)^{1/b}."""
-        table = torch.tensor([self.low, self.high, self.beta], dtype=torch.float64, device=u.device)
-        low, high, beta = table[:, choice].unbind(0)
+        low, high, beta = (constant(values, u.device)[choice] for values in (self.low, self.high, self.beta))
         share: Tensor = -torch.expm1(torch.log1p(-u) / beta)
         return low + (high - low) * share
 
+    def groups(self, picked: Tensor, noise: RowNoise | None) -> tuple[Tensor, ...]:
+        """The pairs of each strategy, by `picked` [pairs].
+
+        With the pairs' `noise` on the host the strategies are drawn there once more, and no device is waited for.
+        """
+        device = picked.device
+        if noise is not None:
+            picked, _ = self.draw(noise, noise.rows.device, len(picked))
+        order = picked.argsort(stable=True)
+        sizes = torch.bincount(picked, minlength=len(self.names)).tolist()  # where a device may be waited for
+        if device.type == "cuda" and not order.is_cuda:
+            order = order.pin_memory().to(device, non_blocking=True)
+        return torch.split(order, sizes)
+
     @torch.no_grad()
     def __call__(
-        self, walk: Walk, t: Tensor, rows: Tensor, count: int, seed: int, stream: int, choice: Tensor | None = None
+        self,
+        walk: Walk,
+        t: Tensor,
+        rows: Tensor,
+        count: int,
+        seed: int,
+        stream: int,
+        choice: Tensor | None = None,
+        host: Tensor | None = None,
     ) -> Made:
-        """`count` negatives of each row's x_t. `choice` [B, count] fixes the strategies instead of drawing them."""
+        """`count` negatives of each row's x_t. `choice` [B, count] fixes the strategies instead of drawing them.
+
+        `host` [B] are the rows' numbers once more, in the host's memory: then the host need not wait for the device
+        to know how many pairs drew which strategy.
+        """
         batch, device = len(t), t.device
-        numbers = (rows[:, None] * count + torch.arange(count, device=rows.device)).view(-1)
-        noise = RowNoise(seed, numbers, stream)
+        noise = RowNoise(seed, pair_numbers(rows, count), stream)
         drawn, u = self.draw(noise, device, batch * count)
         picked = drawn if choice is None else choice.reshape(-1)
         rate = self.rates(picked, u)
         x_t = walk.at(t)
         states = x_t[:, None].expand(-1, count, -1).reshape(batch * count, -1).clone()
-        order = picked.argsort(stable=True)
-        sizes = torch.bincount(picked, minlength=len(self.names)).tolist()  # the one time the host waits
-        for name, mine in zip(self.names, torch.split(order, sizes), strict=True):
+        own = None if host is None or choice is not None else RowNoise(seed, pair_numbers(host, count), stream)
+        for name, mine in zip(self.names, self.groups(picked, own), strict=True):
             if len(mine):
                 row = mine // count
                 pairs = Pairs(walk.select(row), x_t[row], t[row], rate[mine], noise.select(mine), self.kit)
@@ -218,6 +248,11 @@ class Negatives:
         states = states.view(batch, count, -1)
         shape = (batch, count)
         return Made(states, picked.view(shape), rate.view(shape), (states == x_t[:, None]).all(-1))
+
+
+def pair_numbers(rows: Tensor, count: int) -> Tensor:
+    """The running numbers of `count` pairs of each row [B], [B·count]."""
+    return (rows[:, None] * count + torch.arange(count, device=rows.device)).view(-1)
 
 
 def by_strategy(values: Mapping[str, float], names: tuple[str, ...]) -> float:

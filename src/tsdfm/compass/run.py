@@ -16,6 +16,7 @@ from tsdfm.engine.task import Record
 from tsdfm.errors import UserError
 from tsdfm.nn.velocity import Velocity, check_rows, load_velocity
 from tsdfm.settings import to_dict
+from tsdfm.tokens.loader import with_numbers
 from tsdfm.tokens.rows import TokenRows, valid_rows
 from tsdfm.tokens.train import train_rows
 
@@ -35,6 +36,7 @@ def run(settings: CompassSettings) -> Path:
             record_for(settings, spec),
             world,
             begin=lambda: start(task.model, settings, spec, teacher),
+            feeder=with_numbers,
         )
 
 

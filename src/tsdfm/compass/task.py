@@ -70,7 +70,8 @@ class CompassTask:
         delta = noise.uniform((len(t),)).to(t.device) * (settings.delta_max - settings.delta_min) + settings.delta_min
         x_t = states.at(t)
         earlier = states.at(torch.minimum(t, (t - delta).clamp(min=settings.t_floor)))
-        made = self.negatives(states, t, batch.rows, settings.negatives, self.seed, NEGATIVE_STREAM)
+        host = getattr(batch, "numbers", None)  # where the feed gives them: nobody then waits for the device
+        made = self.negatives(states, t, batch.rows, settings.negatives, self.seed, NEGATIVE_STREAM, host=host)
         stacked = torch.cat([x_t[:, None], earlier[:, None], made.states], dim=1)
         return stacked, delta, made.void, (earlier == x_t).all(-1)
 

@@ -12,6 +12,7 @@ limit = 100000
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -32,6 +33,8 @@ class SourceSettings:
     kind: Kind = option("auto", "what to read; auto goes by the name's ending")
     field: str = option("text", "field or column that holds the text; 'question+answer' joins two by a newline")
     cut: Cut = option("whole", "documents of a text file: the whole file, its lines, its paragraphs, WikiText articles")
+    tidy: bool = option(False, "plain line ends, quotes, dashes and dots; no blank lines, no runs of spaces")
+    drop: str | None = option(None, "leave out lines in which this regular expression is found, as in https?://")
     weight: float = option(1.0, "share of the characters this source gets in a mixture")
     repeat: int = option(1, "read the source this many times over")
     limit: int | None = option(None, "stop after this many documents of the source (the world needs it)")
@@ -42,6 +45,10 @@ class SourceSettings:
     def __post_init__(self) -> None:
         if (self.path is None) == (self.name is None):
             raise UserError("a corpus source takes either path (a file or folder) or name (a hub dataset, or 'world')")
+        try:
+            re.compile(self.drop or "")
+        except re.error as problem:
+            raise UserError(f"drop is no regular expression ({problem}): {self.drop!r}") from None
         if not self.weight > 0:
             raise UserError(f"the weight of source {self.label!r} must be above 0, not {self.weight}")
         if self.repeat < 1 or (self.limit is not None and self.limit < 1):
@@ -62,6 +69,8 @@ class CorpusSettings:
     name: str | None = option(None, "the one source, if a hub dataset, fineweb-edu, wikitext-103, world or world:small")
     field: str = option("text", "field of the one source that holds the text; 'question+answer' joins two")
     cut: Cut = option("whole", "documents of a text file: the whole file, its lines, its paragraphs, WikiText articles")
+    tidy: bool = option(False, "plain line ends, quotes, dashes and dots; no blank lines, no runs of spaces")
+    drop: str | None = option(None, "leave out lines in which this regular expression is found, as in https?://")
     limit: int | None = option(None, "stop after this many documents of the one source")
     sources: tuple[SourceSettings, ...] = option((), "several sources (recipe only: [[corpus.sources]])")
     stop: Literal["first", "all"] = option(
@@ -80,10 +89,8 @@ class CorpusSettings:
         if one and self.sources:
             raise UserError("give the corpus either path/name (one source) or sources (several), not both")
         if one:
-            made = SourceSettings(
-                path=self.path, name=self.name, field=self.field, cut=self.cut, limit=self.limit, seed=self.seed
-            )
-            return (made,)
+            same = ("path", "name", "field", "cut", "tidy", "drop", "limit", "seed")
+            return (SourceSettings(**{name: getattr(self, name) for name in same}),)
         if not self.sources:
             raise UserError("the corpus has no source: give --path FILE_OR_FOLDER or --name DATASET")
         return self.sources

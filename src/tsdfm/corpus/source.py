@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,8 +24,16 @@ def read(source: SourceSettings | Path | str) -> Iterator[Document]:
     if not isinstance(source, SourceSettings):
         source = SourceSettings(path=Path(source))
     rounds = itertools.chain.from_iterable(_read_once(source) for _ in range(source.repeat))
-    kept = (Document(clean(text), origin) for text, origin in rounds if text and not text.isspace())
-    return itertools.islice(kept, source.limit)
+    made = (Document(clean(prepared(text, source)), origin) for text, origin in rounds)
+    return itertools.islice((document for document in made if document.text.strip()), source.limit)
+
+
+def prepared(text: str, source: SourceSettings) -> str:
+    """A text as the source's `drop` and `tidy` want it."""
+    if source.drop:
+        found = re.compile(source.drop)
+        text = "".join(line for line in text.splitlines(keepends=True) if not found.search(line))
+    return tidy(text) if source.tidy else text
 
 
 def clean(text: str) -> str:
@@ -34,6 +43,22 @@ def clean(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return text
+
+
+PLAIN = str.maketrans(
+    {"‘": "'", "’": "'", "“": '"', "”": '"', "…": "...", "\r": "\n", "\t": " ", "\xa0": " ", "\xad": None}
+)
+
+
+def tidy(text: str) -> str:
+    """One way to write what typesetters write in several: fewer tokens are spent on it, and a model learns it sooner.
+
+    >>> tidy("  He said:\\r\\n\\r\\n“Well -- I’m  here…” ")
+    'He said:\\n"Well—I\\'m here..."'
+    """
+    text = re.sub(r" {2,}", " ", text.translate(PLAIN))
+    text = re.sub(r" *\n[ \n]*", "\n", text)
+    return re.sub(r" ?(?:(?<!-)--(?!-)|—) ?", "—", text).strip()
 
 
 def _read_once(source: SourceSettings) -> Iterator[Document]:

@@ -75,12 +75,7 @@ class Store:
                 files = {}
                 for name, tensors in parts.items():
                     path = temp / f"{name}.safetensors"
-                    path.touch()
-                    mode = path.stat().st_mode  # what the user's umask says; safetensors would make it private
-                    save_file(dict(tensors), path, metadata={"format": "pt"})
-                    path.chmod(mode)
-                    sync_file(path)
-                    files[path.name] = {"sha256": file_sha256(path), "bytes": path.stat().st_size}
+                    files[path.name] = write_tensors(path, tensors)
                 write_json(temp / MANIFEST, {**manifest, "step": step, "files": files})
                 write_json(temp / STATE, {"format": FORMAT, "step": step, "files": files, **state})
                 if final.exists():  # without its state, so not a checkpoint: someone took it apart
@@ -113,6 +108,16 @@ class Store:
         if self.folder.is_dir():
             for left in self.folder.glob(f"{HIDDEN}*"):
                 shutil.rmtree(left, ignore_errors=True)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Write a safetensors file to the disk; returns its sha256 and bytes."""
+    path.touch()
+    mode = path.stat().st_mode  # what the user's umask says; safetensors would make it private
+    save_file(dict(tensors), path, metadata={"format": "pt"})
+    path.chmod(mode)
+    sync_file(path)
+    return {"sha256": file_sha256(path), "bytes": path.stat().st_size}
 
 
 def find_checkpoint(path: Path, choose: str = "newest") -> Path:
@@ -155,16 +160,21 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 
 def verify(checkpoint: Path, name: str) -> Path:
     """The path of one of a checkpoint's files, after its sha256 was compared with the one written down."""
-    path, known = checkpoint / name, read_state(checkpoint)["files"].get(name)
+    known = read_state(checkpoint)["files"].get(name)
     if known is None:
         raise UserError(f"{checkpoint} has no {name}")
+    return check_file(checkpoint / name, known, mend(checkpoint))
+
+
+def check_file(path: Path, known: Mapping[str, Any], mend: str) -> Path:
+    """`path`, if its size and sha256 are the `known` ones (`bytes`, `sha256`); `mend` says what to do if not."""
     if not path.is_file():
-        raise UserError(f"{path} is missing: restore it, or delete {checkpoint.name} to use the one before")
+        raise UserError(f"{path} is missing: {mend}")
     size = path.stat().st_size
     if size != known["bytes"]:
-        raise UserError(f"{path} is damaged ({size} bytes instead of {known['bytes']}): {mend(checkpoint)}")
+        raise UserError(f"{path} is damaged ({size} bytes instead of {known['bytes']}): {mend}")
     if file_sha256(path) != known["sha256"]:
-        raise UserError(f"{path} was changed after it was written (sha256 differs): {mend(checkpoint)}")
+        raise UserError(f"{path} was changed after it was written (sha256 differs): {mend}")
     return path
 
 
@@ -180,11 +190,15 @@ def load_weights(path: Path, which: str = "ema", choose: str = "newest") -> dict
     checkpoint = find_checkpoint(path, choose)
     if which == "ema" and "ema.safetensors" not in read_state(checkpoint)["files"]:
         which = "model"
-    file = verify(checkpoint, f"{which}.safetensors")
+    return read_tensors(verify(checkpoint, f"{which}.safetensors"), mend(checkpoint))
+
+
+def read_tensors(file: Path, mend: str) -> dict[str, Tensor]:
+    """All tensors of a file by name, on the CPU; `mend` says what to do if it is no such file."""
     try:
         return load_file(file)
     except SafetensorError as problem:
-        raise UserError(f"{file} is not a safetensors file ({problem}): {mend(checkpoint)}") from None
+        raise UserError(f"{file} is not a safetensors file ({problem}): {mend}") from None
 
 
 class Tensors:

@@ -95,7 +95,7 @@ class _Base:
         """Everything a recording depends on but the values."""
         first = next(self.module.parameters(), None)
         return (
-            tuple(None if x is None else (tuple(x.shape), x.dtype) for x in inputs),
+            tuple(None if x is None else (tuple(x.shape), x.stride(), x.dtype) for x in inputs),
             torch.is_autocast_enabled("cuda"),
             torch.get_autocast_dtype("cuda"),
             self.module.training,
@@ -135,8 +135,11 @@ class _Base:
         raise NotImplementedError
 
     def copies(self, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Inputs at addresses of their own, marked for the compiler as the originals are."""
-        made = [None if x is None else x.detach().clone() for x in inputs]
+        """Inputs at addresses of their own, laid out and marked for the compiler as the originals are.
+
+        With other strides a compiled function would be compiled again, which cannot be done while recording.
+        """
+        made = [None if x is None else alike(x.detach()) for x in inputs]
         for mine, theirs in zip(made, inputs, strict=True):
             if mine is not None and hasattr(theirs, "_dynamo_static_indices"):
                 torch._dynamo.mark_static(mine)
@@ -145,6 +148,13 @@ class _Base:
     def capture(self, graph: Any) -> Any:
         # other threads (the loader's) may go on using the device meanwhile
         return torch.cuda.graph(graph, pool=self.pool.get(), capture_error_mode="thread_local")
+
+
+def alike(x: Tensor) -> Tensor:
+    """A copy with the same strides (`clone` packs a slice); of an expanded tensor, which has no room, a plain copy."""
+    if any(step == 0 and size > 1 for step, size in zip(x.stride(), x.shape, strict=True)):
+        return x.clone()
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)
 
 
 class Replayed(_Base):

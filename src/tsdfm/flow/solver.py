@@ -7,19 +7,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from tsdfm.errors import UserError
 from tsdfm.flow.draw import shape_logits
-from tsdfm.flow.jump import Jump
-from tsdfm.flow.noise import Noise
+from tsdfm.flow.jump import CumulativeJump, EulerJump, Jump
+from tsdfm.flow.noise import Noise, uniform
 
 Model = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(x_t [B, L] int64, t [B], h [B]) → logits [B, L, V]."""
+
+ROOM = {"cpu": 1 << 22, "cuda": 1 << 27}  # logits of a reader that exist at once
+
+
+@runtime_checkable
+class Reader(Protocol):
+    """A model that need not give the logits of all positions."""
+
+    def __call__(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
+        """All logits [B, L, V]."""
+        ...
+
+    def look(self, x_t: Tensor, t: Tensor, h: Tensor) -> Callable[[Tensor], Tensor]:
+        """One pass of the network: places [N] among the B·L positions, row after row → their logits [N, V]."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +92,7 @@ def solve(
     given_tokens: Tensor | None = None,
     temperature: float = 1.0,
     top_p: float = 1.0,
+    bias: Tensor | None = None,
     on_step: Callable[[Step], None] | None = None,
     time_dtype: torch.dtype = torch.float32,
 ) -> Solution:
@@ -85,34 +102,112 @@ def solve(
     end: a prefix, or any infill. The model sees t and h in `time_dtype`; the jumps work in float64. Every step takes
     the same random numbers whatever happens in it, so with `RowNoise` a row does not depend on its neighbours.
 
-    The device is waited for once, at the end, to see whether all logits were numbers.
+    `bias` [V] is added to the logits, in float32 or better, before temperature and top-p: softmax((logits + bias)/T).
+    −inf rules a token out.
+
+    A `Reader` is asked for the logits of those positions alone that are not given and may leave their token in this
+    step (`jump.may_leave`), a chunk of them at a time: the same tokens for less work. That takes one of the two jumps
+    of this package; another jump, such as a guide's, and `on_step` get all logits. The device is waited for at the
+    end, to see whether all logits were numbers, and, with a reader, before each pass, to count those positions.
     """
     points = grid(times) if isinstance(times, int) else check_grid(times)
-    clamp = _clamp(x_0, given, given_tokens, jump.source.vocab)
+    clamp, held = _clamp(x_0, given, given_tokens, jump.source.vocab)
+    shaper = _Shaper(x_0.device, temperature, top_p, _checked(bias, jump.source.vocab, x_0.device))
+    sparing = None if on_step is not None else _sparing(model, jump)
     x, rows, nfe = clamp(x_0), x_0.shape[0], 0
-    bad = torch.zeros((), dtype=torch.bool, device=x_0.device)
     for index, (start, end) in enumerate(pairwise(points)):
         t = torch.full((rows,), start, dtype=torch.float64, device=x.device)
         h = torch.full((rows,), end - start, dtype=torch.float64, device=x.device)
-        logits = model(x, t.to(time_dtype), h.to(time_dtype))
-        nfe += 1
-        peak = logits.amax(-1)  # NaN if any is; all −inf is allowed, it means uniform
-        bad = bad | (peak.isnan() | (peak == math.inf)).any()
-        logits = shape_logits(logits, temperature, top_p)
+        seen, nfe = (t.to(time_dtype), h.to(time_dtype)), nfe + 1
+        if sparing is not None:
+            x = _move_some(*sparing, x, t, h, seen, noise, held, shaper)
+            continue
+        logits = shaper(model(x, *seen))
         before, x = x, clamp(jump(x, logits, t, h, noise))
         if on_step is not None:
             on_step(Step(index=index, t=start, h=end - start, before=before, after=x, logits=logits))
-    if bool(bad):
+    if bool(shaper.bad):
         raise UserError("the model gave logits that are not numbers (NaN or infinite): is the checkpoint sound?")
     return Solution(tokens=x, nfe=nfe)
 
 
-def _clamp(x_0: Tensor, given: Tensor | None, tokens: Tensor | None, vocab: int) -> Callable[[Tensor], Tensor]:
-    """The function that puts the given tokens back in their places."""
+def _sparing(model: Model, jump: Jump) -> tuple[Reader, EulerJump | CumulativeJump] | None:
+    """The two, if they can do with some of the logits. Of jumps that is the very classes of this package: another one,
+    even made from them, may decide otherwise who leaves."""
+    if isinstance(model, Reader) and isinstance(jump, EulerJump | CumulativeJump):
+        return (model, jump) if type(jump) in (EulerJump, CumulativeJump) else None
+    return None
+
+
+def _move_some(
+    model: Reader,
+    jump: EulerJump | CumulativeJump,
+    x: Tensor,
+    t: Tensor,
+    h: Tensor,
+    seen: tuple[Tensor, Tensor],
+    noise: Noise,
+    held: Tensor | None,
+    shaper: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """What `jump(x, logits, t, h, noise)` gives, by the logits of those positions alone that may leave.
+
+    Which ones is asked before the pass is launched: the device then waits for the host only as long as a launch takes.
+    """
+    u = uniform(noise, (*x.shape, 2), x.device)
+    may = jump.may_leave(x, t, h, u)
+    if held is not None:
+        may = may & ~held
+    places = may.flatten().nonzero().squeeze(-1)
+    read = model.look(x, *seen)
+    flat, lots = x.flatten(), u.flatten(0, 1)
+    out = flat.clone()
+    for part in torch.split(places, max(1, ROOM.get(x.device.type, ROOM["cpu"]) // jump.source.vocab)):
+        # as one row of a state: all positions have the same t and h
+        logits = shaper(read(part))[None]
+        out[part] = jump.move(flat[part][None], logits, t[:1], h[:1], lots[part][None])[0]
+    return out.view_as(x)
+
+
+@dataclass
+class _Shaper:
+    """Logits […, V] as a jump is to see them; `bad` remembers whether any were not numbers."""
+
+    device: torch.device
+    temperature: float
+    top_p: float
+    bias: Tensor | None
+    bad: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.bad = torch.zeros((), dtype=torch.bool, device=self.device)
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        peak = logits.amax(-1)  # NaN if any is; all −inf is allowed, it means uniform
+        self.bad |= (peak.isnan() | (peak == math.inf)).any()
+        if self.bias is not None:
+            logits = logits + self.bias.to(torch.promote_types(logits.dtype, torch.float32))
+        return shape_logits(logits, self.temperature, self.top_p)
+
+
+def _checked(bias: Tensor | None, vocab: int, device: torch.device) -> Tensor | None:
+    if bias is None:
+        return None
+    if bias.shape != (vocab,):
+        raise UserError(f"a bias has one number for each of the {vocab} tokens, not the shape {tuple(bias.shape)}")
+    if bool((bias.isnan() | (bias == math.inf)).any()):
+        raise UserError("a bias of the logits must be made of numbers or −inf: this one has NaN or +inf")
+    return bias.to(device)
+
+
+def _clamp(
+    x_0: Tensor, given: Tensor | None, tokens: Tensor | None, vocab: int
+) -> tuple[Callable[[Tensor], Tensor], Tensor | None]:
+    """The function that puts the given tokens back in their places, and those places [B, L]."""
     if (given is None) != (tokens is None):
         raise UserError("given positions and given tokens come together: pass both or neither")
     if given is None or tokens is None:
-        return lambda x: x
+        return (lambda x: x), None
     try:
         held, fixed = given.to(torch.bool).expand_as(x_0), tokens.to(x_0.dtype).expand_as(x_0)
     except RuntimeError:
@@ -120,4 +215,4 @@ def _clamp(x_0: Tensor, given: Tensor | None, tokens: Tensor | None, vocab: int)
         raise UserError(f"given positions and tokens have the shapes {shapes}, the state {tuple(x_0.shape)}") from None
     if bool((held & ((fixed < 0) | (fixed >= vocab))).any()):
         raise UserError(f"a given token lies outside the vocabulary of {vocab} tokens")
-    return lambda x: torch.where(held, fixed, x)
+    return (lambda x: torch.where(held, fixed, x)), held

@@ -39,13 +39,13 @@ class JudgeTask:
         if self.valid is None:
             return {}
         world, settings = self.world, self.settings
-        count, parts = held_out_parts(self.valid, settings.eval_rows, settings.loop, world)
+        rows, parts = held_out_parts(self.valid, settings.eval_rows, settings.loop, world)
         total = torch.zeros((), dtype=torch.float64, device=world.device)
         for part in parts:
             tokens = torch.from_numpy(self.valid.take(part).astype("int64")).to(world.device)
             costs = cross_entropy(model(tokens[:, :-1]), tokens[:, 1:], reduction="none")
             total += costs.double().sum()
         nats = total.item() / (sum(map(len, parts)) * (self.spec.length - 1))
-        characters = self.valid.count_characters(self.valid.take(range(count))[:, 1:])
-        bits = bits_per_character(nats, count * (self.spec.length - 1), characters) if characters else float("nan")
+        characters = self.valid.count_characters(self.valid.take(rows)[:, 1:])
+        bits = bits_per_character(nats, len(rows) * (self.spec.length - 1), characters) if characters else float("nan")
         return {"nll": nats, "bits_per_character": bits}

@@ -7,9 +7,7 @@ anyway; its extra rows are zero, and nobody looks at the extra columns of the lo
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +16,6 @@ from torch import Tensor, nn
 from tsdfm import kernels
 
 MULTIPLE = 64
-_kept: weakref.WeakKeyDictionary[nn.Module, tuple[Any, Head]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -56,15 +53,13 @@ def padded(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Head:
 def quick_logits(hidden: Tensor, head: nn.Linear) -> Tensor:
     """head(hidden) […, V] without gradients: by the padded head where kernels run, else by the head itself.
 
-    The padded copy is kept as long as nothing has written to the weights. (Its type is what a network's `then` takes.)
+    The padded copy is made anew for every call. Nothing tells reliably whether a weight has changed since the last one:
+    torch's version counters do not see the in-place updates of lists of tensors on a GPU, which is how averages move.
+    (Its type is what a network's `then` takes.)
     """
     if torch.is_grad_enabled() or not kernels.on(hidden, "head") or type(head.weight) is not nn.Parameter:
         out: Tensor = head(hidden)
         return out
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else head.weight.dtype
-    stamp = (dtype, *((p.data_ptr(), p._version) for p in head.parameters()))
-    found = _kept.get(head)
-    if found is None or found[0] != stamp:
-        found = _kept[head] = (stamp, padded(head.weight, head.bias, dtype))
     with torch.autocast(hidden.device.type, enabled=False):
-        return found[1](hidden)
+        return padded(head.weight, head.bias, dtype)(hidden)

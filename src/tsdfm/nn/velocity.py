@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from tsdfm.engine.checkpoint import find_checkpoint, load_weights, read_state
+from tsdfm.engine.bundle import find_weights
 from tsdfm.engine.manifest import read_manifest
 from tsdfm.errors import UserError
 from tsdfm.flow.jump import CumulativeJump, EulerJump, jump_from
@@ -106,7 +106,11 @@ def as_model(net: nn.Module, spec: VelocitySpec) -> Any:
 
 def read_spec(path: Path) -> VelocitySpec:
     """What the network in a run or checkpoint folder is."""
-    manifest = read_manifest(path)
+    return spec_in(read_manifest(path), path)
+
+
+def spec_in(manifest: dict[str, Any], path: Path) -> VelocitySpec:
+    """What a manifest, which lies at `path`, says the network is."""
     if not isinstance(manifest.get("model"), dict):
         raise UserError(
             f"{path} holds no velocity network (its stage is {manifest.get('stage')!r}): give a teacher or student"
@@ -117,23 +121,22 @@ def read_spec(path: Path) -> VelocitySpec:
 def load_velocity(
     path: Path, device: torch.device | str = "cpu", *, which: str = "ema", choose: str = "newest"
 ) -> Velocity:
-    """The network of a run (its newest or best checkpoint) or of one checkpoint, in eval mode.
+    """The network of a run (its newest or best checkpoint), of one checkpoint or of a bundle, in eval mode.
 
-    `which` picks the averaged (`ema`) or the plain weights (`model`).
+    `which` picks the averaged (`ema`) or the plain weights (`model`). `tsdfm-small` and `tsdfm-small/teacher` are
+    those that came with tsdfm.
     """
-    checkpoint = find_checkpoint(path, choose)
-    spec = read_spec(checkpoint)
+    found = find_weights(path, "student", which=which, choose=choose)
+    spec = spec_in(found.manifest, found.place)
     net = spec.network()
-    weights = load_weights(checkpoint, which)
+    weights = found.weights()
     try:
         net.load_state_dict(weights)
     except RuntimeError as problem:
         first = str(problem).splitlines()[1].strip() if "\n" in str(problem) else str(problem)
-        raise UserError(f"the weights in {checkpoint} do not fit its manifest: {first}") from None
-    files = read_state(checkpoint)["files"]
-    sha256 = files.get(f"{which}.safetensors", files["model.safetensors"])["sha256"]
+        raise UserError(f"the weights in {found.place} do not fit its manifest: {first}") from None
     net = net.to(device).eval().requires_grad_(False)
-    return Velocity(spec, net, spec.flow_source(), spec.flow_schedule(), checkpoint, sha256)
+    return Velocity(spec, net, spec.flow_source(), spec.flow_schedule(), found.place, found.sha256)
 
 
 def run_folder(path: Path) -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tsdfm.errors import UserError
 from tsdfm.pipeline.done import examine, train
-from tsdfm.pipeline.plan import Stage, check_names, section
+from tsdfm.pipeline.plan import SOURCES, Stage, check_names, section
 from tsdfm.recipes import table
 from tsdfm.settings import build, merge, nearest
 
@@ -43,9 +43,9 @@ def folder_of(name: str, source: str, out: Path) -> Path:
     return out / f"{name}-{source}"
 
 
-def student_names(recipe: Mapping[str, Any]) -> list[str]:
-    """The students of a recipe."""
-    return [name for name, kind in names_of(recipe).items() if kind == "student"]
+def student_names(recipe: Mapping[str, Any], source: str) -> list[str]:
+    """The students of a recipe that one source has."""
+    return [named.name for named in all_named(recipe, source, Path()) if named.kind == "student"]
 
 
 def source_stages(recipe: Mapping[str, Any], source: str, out: Path) -> list[Stage]:
@@ -67,7 +67,7 @@ def teacher_stage(recipe: Mapping[str, Any], source: str, out: Path) -> Stage:
     settings = build(TeacherSettings, {**given, "source": source, "out": folder_of("teacher", source, out)}, "teacher")
     settings.net.shape()
     schedule_from(settings.schedule)
-    return Stage(f"teacher, {source} source", lambda: train(run, settings))
+    return Stage(f"teacher, {source} source", lambda: train(run, settings), settings.out.name)
 
 
 def all_named(recipe: Mapping[str, Any], source: str, out: Path) -> list[Named]:
@@ -82,11 +82,20 @@ def all_named(recipe: Mapping[str, Any], source: str, out: Path) -> list[Named]:
         if kind == "teacher":
             continue
         given = merge(base[kind], own_settings(own[kind], name))
+        if source not in wanted_by(given.pop("sources", None), name, source):
+            continue
         if kind == "student":
             given = student_defaults(given, name, known)
         needs: set[str] = set()
         placed = place(given, known, source, out, needs)
         found.append(Named(name, kind, placed, frozenset(needs)))
+    return found
+
+
+def wanted_by(sources: Any, name: str, source: str) -> list[str]:
+    """The sources a section is for: all, if it says nothing."""
+    found = [source] if sources is None else [sources] if isinstance(sources, str) else list(sources)
+    check_names(found, SOURCES, f"source of {name}")
     return found
 
 
@@ -135,7 +144,8 @@ def in_order(found: list[Named]) -> list[Named]:
     while left:
         ready = next((named for named in left if named.needs <= done), None)
         if ready is None:
-            raise UserError(f"the recipe's models wait for each other: {', '.join(named.name for named in left)}")
+            names = ", ".join(named.name for named in left)
+            raise UserError(f"the recipe's models wait for each other, or for one their source does not have: {names}")
         left.remove(ready)
         ordered.append(ready)
         done.add(ready.name)
@@ -154,9 +164,10 @@ def compass_stages(named: Named, recipe: Mapping[str, Any], source: str, out: Pa
     settings.net.shape()
     check_names(settings.corrupt.weights(), tuple(STRATEGIES), "strategy")
     exam = build(ValidateSettings, {**section(recipe, "validate", source), "compass": place_}, "validate")
+    after = keys_needed(named, source, "teacher")
     return [
-        Stage(f"{title(named)}, {source} source", lambda: train(run, settings)),
-        Stage(f"{title(named)} validation, {source} source", lambda: examine(exam)),
+        Stage(f"{title(named)}, {source} source", lambda: train(run, settings), place_.name, after),
+        Stage(f"{title(named)} validation, {source} source", lambda: examine(exam), place_.name, after),
     ]
 
 
@@ -169,7 +180,13 @@ def student_stages(named: Named, recipe: Mapping[str, Any], source: str, out: Pa
     given = {"tokens": out / "tokens", **named.given, "out": folder_of(named.name, source, out)}
     settings = build(StudentSettings, given, section_name(named))
     large_share(weights_of(settings.levels, settings.level_weights), settings.share)
-    return [Stage(f"{title(named)}, {source} source", lambda: train(run, settings))]
+    name = f"{title(named)}, {source} source"
+    return [Stage(name, lambda: train(run, settings), settings.out.name, keys_needed(named, source))]
+
+
+def keys_needed(named: Named, source: str, *more: str) -> frozenset[str]:
+    """The folder names of the models it needs."""
+    return frozenset(folder_of(name, source, Path()).name for name in (*named.needs, *more))
 
 
 def section_name(named: Named) -> str:

@@ -21,10 +21,13 @@ MANY = {"student": "students"}
 
 @dataclass(frozen=True)
 class Stage:
-    """A step of the pipeline: what to call it, and what to do."""
+    """A step of the pipeline: what to call it, and what to do. One that trains a model has its folder's name for `key`,
+    and in `after` the keys of the models it needs."""
 
     name: str
     run: Callable[[], Any]
+    key: str = ""
+    after: frozenset[str] = frozenset()
 
 
 def plan(recipe: Mapping[str, Any], out: Path) -> list[Stage]:
@@ -103,4 +106,4 @@ def judge_stage(recipe: Mapping[str, Any], out: Path) -> Stage:
         JudgeTrainSettings, {"tokens": out / "tokens", **table(recipe, "judge"), "out": out / "judge"}, "judge"
     )
     settings.net.shape()
-    return Stage("judge", lambda: train(run, settings))
+    return Stage("judge", lambda: train(run, settings), "judge")

@@ -19,8 +19,19 @@ from tsdfm.settings import build, option
 if TYPE_CHECKING:
     from tsdfm.report.settings import MeasureSettings
 
-SAMPLED = ("main", "frontier", "threshold", "candidates", "policy", "refinement", "diversity", "prefix", "scaling")
-TABLES = (*SAMPLED, "compass", "overhead")
+SAMPLED = (
+    "main",
+    "frontier",
+    "threshold",
+    "candidates",
+    "policy",
+    "refinement",
+    "diversity",
+    "prefix",
+    "scaling",
+    "mauve",
+)
+TABLES = (*SAMPLED, "compass", "overhead", "claims")
 JUDGED = tuple(name for name in SAMPLED if name not in ("refinement", "diversity"))
 NO_JUDGE = "needs a judge: give measure.judges (docs/judges.md), a [judge] section, or measure.world for stories"
 
@@ -63,7 +74,7 @@ def models_of(recipe: Mapping[str, Any], out: Path) -> list[Path]:
 
 def writers(recipe: Mapping[str, Any], source: str, out: Path) -> list[Path]:
     """The runs of one source's teacher and students."""
-    names = [*(["teacher"] if "teacher" in recipe else []), *student_names(recipe)]
+    names = [*(["teacher"] if "teacher" in recipe else []), *student_names(recipe, source)]
     return [folder_of(name, source, out) for name in names]
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tsdfm.errors import UserError
-from tsdfm.pipeline.plan import plan
+from tsdfm.pipeline.jobs import Crew, jobs_of, pipeline_command
+from tsdfm.pipeline.plan import Stage, plan
 from tsdfm.recipes import load_recipe
-from tsdfm.settings import merge, option, required
+from tsdfm.settings import merge, nearest, option, required
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +22,12 @@ class PipelineSettings:
     recipe: str = required("a recipe that comes with tsdfm, or a TOML file")
     out: Path = option(Path("runs/demo"), "folder for everything it makes")
     set: tuple[str, ...] = option((), "override a setting, as in teacher.loop.steps=100; may be given many times")
+    jobs: int = option(1, "models to train at a time, each in a process of its own: for small ones on a large GPU")
+    only: str | None = option(None, "train this one model alone, by the name of its folder, as in ts-dfm-uniform")
+
+    def __post_init__(self) -> None:
+        if self.jobs < 1:
+            raise UserError(f"jobs must be at least 1, not {self.jobs}")
 
 
 def run(settings: PipelineSettings, say: Callable[[str], None] = print) -> Path:
@@ -29,11 +36,38 @@ def run(settings: PipelineSettings, say: Callable[[str], None] = print) -> Path:
         raise UserError("a pipeline runs in one process: start only the training stage with torchrun")
     over = overrides(settings.set)
     recipe = merge(load_recipe(settings.recipe, extends=over.pop("extends", None)), over)
-    for stage in plan(recipe, settings.out):
-        say(f"── {stage.name}")
-        stage.run()
+    stages = plan(recipe, settings.out)
+    if settings.only is not None:
+        stages = [stage for stage in stages if stage.key == settings.only] or refuse(settings.only, stages)
+    elif settings.jobs > 1:
+        return run_jobs(stages, settings, say)
+    run_stages(stages, say)
     say(f"── done: {settings.out}")
     return settings.out
+
+
+def run_stages(stages: Sequence[Stage], say: Callable[[str], None]) -> None:
+    """One after the other."""
+    for stage in stages:
+        say(f"── {stage.name}")
+        stage.run()
+
+
+def run_jobs(stages: Sequence[Stage], settings: PipelineSettings, say: Callable[[str], None]) -> Path:
+    """The text first, then the models side by side, then the report."""
+    trained = [i for i, stage in enumerate(stages) if stage.key]
+    first, last = (trained[0], trained[-1] + 1) if trained else (len(stages), len(stages))
+    run_stages(stages[:first], say)
+    command = pipeline_command(settings.recipe, settings.out, settings.set)
+    Crew(jobs_of(stages[first:last]), command, settings.jobs, settings.out / "logs", say).run()
+    run_stages(stages[last:], say)
+    say(f"── done: {settings.out}")
+    return settings.out
+
+
+def refuse(only: str, stages: Sequence[Stage]) -> NoReturn:
+    """There is no such model."""
+    raise UserError(f"the recipe trains no {only!r}{nearest(only, [stage.key for stage in stages if stage.key])}")
 
 
 def overrides(pairs: tuple[str, ...]) -> dict[str, Any]:

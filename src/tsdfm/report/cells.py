@@ -48,11 +48,11 @@ class Cell:
     def rows(self) -> list[Tensor]:
         """What was written of each row [n] int64: without anchor, prefix and padding."""
         given = self.given or [0] * len(self.tokens)
+        table = torch.tensor(self.tokens, dtype=torch.int64)  # rows of one cell are equally long
+        places = torch.arange(1, self.length + 1)
+        ends = torch.where(table != self.end_of_text, places, 0).amax(1).tolist()  # after the last that is no padding
         starts = [max(self.anchor, count) for count in given]
-        return [
-            written(torch.tensor(row[start:], dtype=torch.int64), self.end_of_text)
-            for row, start in zip(self.tokens, starts, strict=True)
-        ]
+        return [row[start : max(start, end)] for row, start, end in zip(table, starts, ends, strict=True)]
 
     def plain(self) -> dict[str, Any]:
         """For the file; a row of tokens is one string, which keeps it readable and small."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from torch import Tensor
 
 from tsdfm.engine.manifest import NAME as MANIFEST
 from tsdfm.engine.manifest import read_manifest
@@ -79,10 +80,23 @@ class Desk:
             self._model = (run.path, load(run.path, self.settings.device))
         return self._model[1]
 
-    def cell(self, run: Run, steps: int, *, guide: Guide | None = None, temperature: float | None = None) -> Cell:
-        """The texts of a run at one step count."""
-        made = self.model(run)
-        cell = sampled(self.measure, made, steps, self.bench.cells, guide=guide, temperature=temperature)
+    def cell(
+        self,
+        run: Run,
+        steps: int,
+        *,
+        guide: Guide | None = None,
+        temperature: float | None = None,
+        bias: Tensor | None = None,
+        seed: int | None = None,
+        times: int = 1,
+    ) -> Cell:
+        """The texts of a run at one step count; of another seed, and several times as many, where that is asked."""
+        settings = replace(self.measure, samples=times * self.measure.samples)
+        settings = settings if seed is None else replace(settings, seed=seed)
+        cell = sampled(
+            settings, self.model(run), steps, self.bench.cells, guide=guide, temperature=temperature, bias=bias
+        )
         self._hardware.add(cell.hardware)
         return cell
 
@@ -90,8 +104,11 @@ class Desk:
         self, run: Run, steps: int, *, guide: Guide | None = None, temperature: float | None = None
     ) -> dict[str, Any]:
         """The row of a run at one step count, with its collapse marked."""
-        cell = self.cell(run, steps, guide=guide, temperature=temperature)
-        row = row_of(self.measure, self.model(run), cell, self.bench, guide=guide)
+        return self.row_of(run, self.cell(run, steps, guide=guide, temperature=temperature), guide=guide)
+
+    def row_of(self, run: Run, cell: Cell, *, guide: Guide | None = None, name: str | None = None) -> dict[str, Any]:
+        """The row of a cell of a run; `name` is what it calls the method."""
+        row = row_of(self.measure, self.model(run), cell, self.bench, guide=guide, name=name)
         self.mark(row)
         self.note_judges(row)
         self.said.print(spoken(row), highlight=False, soft_wrap=True)
@@ -101,6 +118,10 @@ class Desk:
         """Say whether a row has collapsed, if there is held-out text to compare it with."""
         if self.found.tokens is not None:
             row["collapsed"] = row["entropy_bits"] < self.target()["entropy_bits"] - COLLAPSE
+
+    def judge_names(self) -> list[str]:
+        """The fingerprints of the judges, the first of them that whose figures stand in the rows themselves."""
+        return [judge.fingerprint for judge in self.bench.judges()]
 
     def note_judges(self, row: dict[str, Any]) -> None:
         """Remember which judges a table rests on."""

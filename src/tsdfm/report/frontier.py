@@ -14,14 +14,16 @@ same random numbers, so one draw takes the same texts of both curves, at all tem
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from tsdfm.report.metrics.histogram import Pool
+from tsdfm.report.metrics.intervals import resamples
+from tsdfm.report.metrics.pool import Pool, weights_of
 
 Points = Sequence[tuple[float, float]]
 """(entropy, perplexity) of a curve."""
@@ -77,6 +79,13 @@ def mean_ratio(points: Points, control: Points) -> float | None:
     return math.exp(area / (span[1] - span[0]))
 
 
+class Entropy(Protocol):
+    """The entropy of a cell's texts."""
+
+    def __call__(self, picks: Tensor | None) -> Tensor:
+        """Entropies [draws] of resampled texts, picks [draws, n]; None is all texts once, [1]."""
+
+
 @dataclass(frozen=True)
 class Sweep:
     """One cell of a sweep, text by text: its temperature, each text's perplexity (NaN for an empty one), entropies.
@@ -87,43 +96,51 @@ class Sweep:
     temperature: float
     ppl: Tensor  # [n] float64
     geometric: bool
-    entropy: Callable[[Tensor | None], Tensor]  # picks [draws, n], or None for all texts once → entropies [draws]
+    entropy: Entropy
+    _last: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def point(self) -> tuple[float, float]:
         """(entropy, perplexity) of all texts."""
         return float(self.entropy(None)[0]), float(self.mean(self.ppl))
 
-    def draws(self, picks: Tensor) -> list[tuple[float, float]]:
-        """The same for resampled texts, picks [draws, n]."""
-        return list(zip(self.entropy(picks).tolist(), self.mean(self.ppl[picks]).tolist(), strict=True))
+    def draws(self, picks: Tensor) -> tuple[Tensor, Tensor]:
+        """Entropies and log-perplexities [draws] of resampled texts, picks [draws, n].
+
+        The last ones are remembered, as a control is compared with many methods.
+        """
+        if not self._last or self._last[0][0] is not picks:
+            self._last[:] = [(picks, self.entropy(picks), self.mean(self.ppl[picks]).log())]
+        return self._last[0][1:]
 
     def mean(self, ppl: Tensor) -> Tensor:
         """The perplexity of texts [.., n] together."""
         return ppl.log().nanmean(-1).exp() if self.geometric else ppl.nanmean(-1)
 
 
-def mean_entropy(values: Tensor) -> Callable[[Tensor | None], Tensor]:
+def mean_entropy(values: Tensor) -> Entropy:
     """The mean of each text's own entropy [n]."""
     return lambda picks: values.mean()[None] if picks is None else values[picks].mean(1)
 
 
-def pooled_entropy(rows: Sequence[Tensor]) -> Callable[[Tensor | None], Tensor]:
+class PooledEntropy:
     """Entropy in bits of the bigrams of all picked texts together.
 
     A draw holds some texts twice, which lowers the entropy of any pool: the draws are moved so that their mean is the
-    entropy of all texts.
+    entropy of all texts. The last draws are remembered: they are the same for every judge.
     """
-    pool = Pool(rows, 2)
 
-    def entropy(picks: Tensor | None) -> Tensor:
-        whole = torch.tensor([pool.entropy()], dtype=torch.float64)
+    def __init__(self, rows: Sequence[Tensor]) -> None:
+        self._pool = Pool(rows, 2)
+        self._whole = torch.tensor([self._pool.entropy()], dtype=torch.float64)
+        self._last: tuple[Tensor, Tensor] | None = None
+
+    def __call__(self, picks: Tensor | None) -> Tensor:
         if picks is None:
-            return whole
-        weights = (torch.bincount(pick, minlength=len(rows)).double() for pick in picks)
-        found = torch.tensor([pool.entropy(weight) for weight in weights], dtype=torch.float64)
-        return found - found.mean() + whole
-
-    return entropy
+            return self._whole
+        if self._last is None or self._last[0] is not picks:
+            found = self._pool.entropies(weights_of(picks))
+            self._last = picks, found - found.mean() + self._whole
+        return self._last[1]
 
 
 @dataclass(frozen=True)
@@ -142,15 +159,14 @@ def compare(method: Sequence[Sweep], control: Sequence[Sweep], *, draws: int, se
     one, two = [cell.point() for cell in method], [cell.point() for cell in control]
     own = next((i for i, cell in enumerate(method) if cell.temperature == 1.0), None)
     n = len(method[0].ppl)
-    picks = torch.randint(n, (draws, n), generator=torch.Generator().manual_seed(seed))
-    same = all(len(cell.ppl) == n for cell in (*method, *control))
-    ones = [cell.draws(picks) for cell in method] if same else []
-    twos = [cell.draws(picks) for cell in control] if same else []
     at, over = list[float | None](), list[float | None]()
-    for draw in range(draws if same else 0):
-        a, b = [cell[draw] for cell in ones], [cell[draw] for cell in twos]
-        at.append(ratio_at(a[own][1], a[own][0], b) if own is not None else None)
-        over.append(mean_ratio(a, b))
+    if all(len(cell.ppl) == n for cell in (*method, *control)):
+        picks = resamples(n, seed, draws)
+        mine, theirs = (
+            Curves(*map(torch.stack, zip(*(c.draws(picks) for c in line), strict=True))) for line in (method, control)
+        )
+        at = ratios_at(mine, own, theirs) if own is not None else [None] * draws
+        over = mean_ratios(mine, theirs)
     first = ratio_at(one[own][1], one[own][0], two) if own is not None else None
     second = mean_ratio(one, two)
     return Comparison(
@@ -160,6 +176,68 @@ def compare(method: Sequence[Sweep], control: Sequence[Sweep], *, draws: int, se
         interval_of(over) if second is not None else None,
         overlap(one, two),
     )
+
+
+class Curves(NamedTuple):
+    """A curve for each bootstrap draw: entropies and log-perplexities, both [points, draws]."""
+
+    entropy: Tensor
+    logs: Tensor
+
+    @classmethod
+    def of(cls, line: Sequence[Sweep], picks: Tensor) -> Curves:
+        """The curves of a sweep's cells."""
+        drawn = [cell.draws(picks) for cell in line]
+        return cls(torch.stack([entropy for entropy, _ in drawn]), torch.stack([logs for _, logs in drawn]))
+
+    def ordered(self) -> Curves:
+        """By entropy, [draws, points]."""
+        entropy, order = self.entropy.T.contiguous().sort(-1)
+        return Curves(entropy, self.logs.T.gather(-1, order))
+
+    def points(self, draw: int) -> list[tuple[float, float]]:
+        """(entropy, perplexity) of one draw."""
+        return list(zip(self.entropy[:, draw].tolist(), self.logs[:, draw].exp().tolist(), strict=True))
+
+    def plain(self) -> bool:
+        """Has every draw at least two points, and no two of the same entropy?"""
+        return len(self.entropy) > 1 and bool((self.entropy.T.sort(-1).values.diff(dim=-1) > 0).all())
+
+
+def ratios_at(mine: Curves, own: int, theirs: Curves) -> list[float | None]:
+    """`ratio_at` of the point number `own` for every draw."""
+    if not theirs.plain():
+        ends = zip(mine.logs[own].exp().tolist(), mine.entropy[own].tolist(), strict=True)
+        return [ratio_at(ppl, entropy, theirs.points(draw)) for draw, (ppl, entropy) in enumerate(ends)]
+    other = between(theirs.ordered(), mine.entropy[own][:, None])[:, 0]
+    return numbers((mine.logs[own] - other).exp())
+
+
+def mean_ratios(mine: Curves, theirs: Curves) -> list[float | None]:
+    """`mean_ratio` for every draw."""
+    if not (mine.plain() and theirs.plain()):
+        return [mean_ratio(mine.points(draw), theirs.points(draw)) for draw in range(mine.logs.shape[1])]
+    one, two = mine.ordered(), theirs.ordered()
+    low = torch.maximum(one.entropy[:, :1], two.entropy[:, :1])
+    high = torch.minimum(one.entropy[:, -1:], two.entropy[:, -1:])
+    knots = torch.cat([one.entropy, two.entropy], 1).clamp(low, torch.maximum(low, high)).sort(-1).values
+    area = torch.trapezoid(between(one, knots) - between(two, knots), knots)
+    span = (high - low)[:, 0]
+    return numbers(torch.where(span > 0, area / span, torch.nan).exp())
+
+
+def between(curves: Curves, entropy: Tensor) -> Tensor:
+    """log ppl of ordered curves [draws, points] at entropies [draws, k]; NaN outside."""
+    known, logs = curves
+    right = torch.searchsorted(known, entropy.contiguous()).clamp(1, known.shape[1] - 1)
+    h0, h1, y0, y1 = (values.gather(-1, index) for values in (known, logs) for index in (right - 1, right))
+    found = y0 + (y1 - y0) * (entropy - h0) / (h1 - h0)
+    return torch.where((entropy < known[:, :1]) | (entropy > known[:, -1:]), torch.nan, found)
+
+
+def numbers(values: Tensor) -> list[float | None]:
+    """NaN as None."""
+    return [value if math.isfinite(value) else None for value in values.tolist()]
 
 
 def interval_of(values: Sequence[float | None]) -> Interval:

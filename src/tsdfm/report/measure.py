@@ -8,6 +8,7 @@ was, and the commands of `tsdfm report` find what has been sampled.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
+from torch import Tensor
 
 from tsdfm.engine.distributed import pick_device
 from tsdfm.engine.manifest import NAME as MANIFEST
@@ -126,11 +128,19 @@ def sampled(
     *,
     guide: Guide | None = None,
     temperature: float | None = None,
+    bias: Tensor | None = None,
 ) -> Cell:
     """The cell of one step count, from the disk or sampled now, with a progress bar on a terminal."""
     warmth = settings.temperature if temperature is None else temperature
     key = key_of(replace(settings, temperature=warmth), made, steps, guide)
-    return cells.get(key, lambda: sample(made, key, guide))
+    if bias is not None:
+        key["bias"] = bias_key(bias)
+    return cells.get(key, lambda: sample(made, key, guide, bias))
+
+
+def bias_key(bias: Tensor) -> str:
+    """A fingerprint of a bias of the logits [V]: its numbers in float32."""
+    return hashlib.sha256(bias.detach().float().cpu().numpy().tobytes()).hexdigest()[:16]
 
 
 def key_of(settings: MeasureSettings, made: TextModel, steps: int, guide: Guide | None) -> dict[str, Any]:
@@ -161,7 +171,7 @@ def guide_key(guide: Guide | None) -> dict[str, Any] | None:
     return {"policy": guide.policy, "compass": compass, "navigate": to_dict(guide.settings)}
 
 
-def sample(made: TextModel, key: dict[str, Any], guide: Guide | None) -> Cell:
+def sample(made: TextModel, key: dict[str, Any], guide: Guide | None, bias: Tensor | None = None) -> Cell:
     """Sample a cell."""
     spec, console = made.velocity.spec, Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -175,6 +185,7 @@ def sample(made: TextModel, key: dict[str, Any], guide: Guide | None) -> Cell:
             jump=key["jump"],
             on_batch=lambda done, _: bar.update(job, completed=done),
             guide=guide,
+            bias=bias,
         )
     return Cell(
         key=key,
@@ -254,18 +265,28 @@ def real_row(settings: MeasureSettings, tokens: Path, *, bench: Bench | None = N
 
 
 def real_cell(settings: MeasureSettings, tokens: Path, cells: Cells) -> Cell:
-    """The first held-out rows as a cell."""
+    """Held-out rows, evenly spread over the split, as a cell."""
     rows = TokenRows(tokens, "valid")
-    count = min(settings.samples, len(rows))
-    key = {"method": REAL, "tokens": file_sha256(tokens / MANIFEST)[:16], "samples": count}
-    return cells.get(key, lambda: read_rows(rows, count, key, settings.device))
+    picks = spread(len(rows), settings.samples)
+    key = {"method": REAL, "tokens": file_sha256(tokens / MANIFEST)[:16], "samples": len(picks), "rows": "spread"}
+    return cells.get(key, lambda: read_rows(rows, picks, key, settings.device))
 
 
-def read_rows(rows: TokenRows, count: int, key: dict[str, Any], device: str) -> Cell:
+def spread(rows: int, count: int) -> list[int]:
+    """`count` rows evenly over all: row i·rows // count. Neighbours are often of one book, so the first will not do.
+
+    >>> spread(10, 4)
+    [0, 2, 5, 7]
+    """
+    count = min(count, rows)
+    return [i * rows // count for i in range(count)]
+
+
+def read_rows(rows: TokenRows, picks: Sequence[int], key: dict[str, Any], device: str) -> Cell:
     """Held-out rows with their texts, written as a model's are."""
     import torch
 
-    kept = [rows[i].astype("int64") for i in range(count)]
+    kept = [rows[i].astype("int64") for i in picks]
     if rows.anchor:
         ids = [written(torch.from_numpy(row)[rows.anchor :], rows.end_of_text) for row in kept]
         texts = [rows.tokenizer.decode(row, end=" ¶ ") for row in ids]

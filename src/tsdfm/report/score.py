@@ -14,10 +14,11 @@ from rich.progress import Progress
 from torch import Tensor
 
 from tsdfm.corpus.world import world_named
-from tsdfm.judges import Judge, Score, judge_from, score_file
+from tsdfm.judges import Judge, Score
 from tsdfm.judges.world import WorldJudge
+from tsdfm.report.book import book_at, fields_of, judge_named
 from tsdfm.report.cells import Cell, Cells
-from tsdfm.report.metrics import judge_fields, text_fields
+from tsdfm.report.metrics import judge_fields
 from tsdfm.report.settings import MeasureSettings
 from tsdfm.report.stories import judge_stories
 
@@ -36,7 +37,7 @@ class Bench:
         """The story world's judge, if there is one, and then the others."""
         if self._judges is None:
             world: list[Judge] = [WorldJudge(world_named(self.settings.world))] if self.settings.world else []
-            others = (judge_from(spec, self.settings.device) for spec in self.settings.judges)
+            others = (judge_named(spec, self.settings.device) for spec in self.settings.judges)
             self._judges = list({judge.fingerprint: judge for judge in (*world, *others)}.values())
         return self._judges
 
@@ -47,12 +48,8 @@ class Bench:
         console, path = Console(stderr=True), self.cells.folder / SCORES
         with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
             job = bar.add_task(f"{judge.name} reads", total=len(cell.texts))
-            return score_file(
-                judge,
-                cell.texts,
-                path,
-                prefixes=cell.prefixes,
-                on_done=lambda done, _: bar.update(job, completed=done),
+            return book_at(path).score(
+                judge, cell.texts, cell.prefixes, on_done=lambda done, _: bar.update(job, completed=done)
             )
 
     def fields(self, cell: Cell) -> dict[str, Any]:
@@ -65,11 +62,11 @@ class Bench:
             out |= {"judge": name, **found[name]}
         if self.settings.world:
             out |= story_fields(cell, self.settings.world)
-        return out | text_fields(rows) | {"judges": found}
+        return out | fields_of(rows) | {"judges": found}
 
-    def perplexities(self, cell: Cell) -> Tensor:
-        """The first judge's perplexity of each text [n], NaN for one without a scored token."""
-        scores = self.scores(cell, self.judges()[0])
+    def perplexities(self, cell: Cell, judge: Judge | None = None) -> Tensor:
+        """A judge's (the first one's) perplexity of each text [n], NaN for one without a scored token."""
+        scores = self.scores(cell, judge or self.judges()[0])
         nll = torch.tensor([s.nll for s in scores], dtype=torch.float64)
         tokens = torch.tensor([s.tokens for s in scores], dtype=torch.float64)
         return torch.where(tokens > 0, (nll / tokens).clamp_max(709.0).exp(), torch.nan)

@@ -13,6 +13,7 @@ from tsdfm.student.settings import NavigateSettings, PolicyName
 Jump = Literal["auto", "euler", "cumulative"]
 Definition = Literal["paper", "geometric"]
 DEFINITION = "perplexity of several texts: the mean of theirs, or exp of their mean log, which one bad text moves less"
+BLIND = "temperatures of a sweep without guidance, to compare guided texts with at their entropy; empty is none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +99,11 @@ class FrontierSettings(ReportSettings):
     control: str = option("control", "the method the others are compared with (fs-dfm where there is no such run)")
     definition: Definition = option("paper", DEFINITION)
     draws: int = option(400, "bootstrap draws of the intervals")
+    unigram: str = option("", "the method (control, say) that is also swept with a unigram bias of its logits")
+    against: tuple[str, ...] = option(
+        ("fs-dfm", "control-time", "control-probabilities", "control-reverse", "ts-random", "ts-longer", "ts-dfm"),
+        "methods that each is compared with too, where they are",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +130,7 @@ class CandidatesSettings(GuidedSettings):
     steps: int = option(8, "network passes")
     k: tuple[int, ...] = option((1, 2, 3, 5, 8), "numbers of candidates")
     policy: PolicyName = option("sequence-to-token", "the policy")
+    temperatures: tuple[float, ...] = option((), BLIND)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +138,7 @@ class PolicySettings(GuidedSettings):
     """Generation without guidance and with each policy, as the paper's policy table."""
 
     steps: tuple[int, ...] = option((8, 16), "step counts (the paper has 8, 16, 32 and 64)")
+    temperatures: tuple[float, ...] = option((), BLIND)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,3 +197,36 @@ class ScalingSettings(ReportSettings):
     """Runs of several sizes beside each other, as the paper's scaling table."""
 
     steps: tuple[int, ...] = option((4, 8, 16, 32), "step counts")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MauveSettings(ReportSettings):
+    """How near texts come to held-out text, as features of a judge see them."""
+
+    steps: tuple[int, ...] = option((4, 8, 16, 32), "step counts")
+    teacher_steps: tuple[int, ...] = option((), "step counts of a teacher; empty is `steps`")
+    clusters: int | None = option(None, "clusters of the features; none is a tenth of the texts")
+    draws: int = option(200, "bootstrap draws of the intervals")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.steps or min((*self.steps, *self.teacher_steps)) < 1 or self.draws < 2:
+            raise UserError("steps takes step counts of at least 1, and draws must be at least 2")
+        if self.clusters is not None and self.clusters < 2:
+            raise UserError(f"clusters must be at least 2, not {self.clusters}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimsSettings(ReportSettings):
+    """The paper's claims, each answered from what the other commands have written; nothing is sampled."""
+
+    student: str = option("ts-dfm", "the student in the paper's setting")
+    base: str = option("fs-dfm", "the blind student it is compared with")
+    controls: tuple[str, ...] = option(("control", "control-time"), "blind students of equal training")
+    random: str = option("ts-random", "the student trained with a random pick")
+    from_teacher: str = option("ts-from-teacher", "the student that started from the teacher (DFM init)")
+    thresholds: tuple[str, ...] = option(("ts-tau-0.02", "ts-tau-0.4"), "students with other τ than the student's")
+    others: str = option("ts-", "students of other settings have names that begin so")
+    student_steps: int = option(8, "steps of the student that is compared with its teacher")
+    teacher_steps: int = option(1024, "steps of that teacher")
+    accuracy: float = option(0.95, "what a compass should reach")

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from tsdfm.engine.bundle import find_member
 from tsdfm.engine.distributed import pick_device
 from tsdfm.engine.manifest import read_manifest
 from tsdfm.engine.precision import autocast, use_bf16
@@ -18,6 +19,7 @@ from tsdfm.flow import Jump, RowNoise, Step, check_grid, grid, solve
 from tsdfm.nn.velocity import Velocity, load_velocity, run_folder
 from tsdfm.samples.given import given_tokens
 from tsdfm.samples.guide import Guide
+from tsdfm.samples.quick import Pass, Quick, by_logits, fitting, free_bytes, row_bytes
 from tsdfm.samples.trajectory import Recorder, Row, Trajectory, pieces_of
 from tsdfm.student.midpoint import Energy
 from tsdfm.student.stats import Stats
@@ -42,7 +44,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class TextModel:
-    """A velocity network with its tokenizer.
+    """A velocity network with its tokenizer. `quick` is how it is run on a GPU: auto, compile or off (`samples.quick`).
 
     Example: `tsdfm.load("runs/demo/teacher-uniform").sample(n=4, steps=32, seed=0, prefix="Mia has").texts`
     """
@@ -51,6 +53,11 @@ class TextModel:
     tokenizer: Tokenizer
     method: str
     bf16: bool = False
+    quick: str = "auto"
+    passes: Quick = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "passes", Quick(self.velocity, self.quick))
 
     def sample(
         self,
@@ -70,6 +77,7 @@ class TextModel:
         on_batch: Callable[[int, int], None] | None = None,
         guide: Guide | None = None,
         compass: Energy | None = None,
+        bias: Tensor | None = None,
     ) -> Samples:
         """Write `n` texts in `steps` network passes each (or along the grid `times`).
 
@@ -77,25 +85,25 @@ class TextModel:
         parts. `prefix` is kept as it is; `infill` is a template with gaps such as `{5}`. `jump` is `euler` (the plain
         rate, a teacher's default), or `cumulative` (a student's). `guide` navigates every step by a compass.
         A `trajectory` holds the energy of every state under `compass`, or under the guide's; the scoring that takes
-        is counted neither in `nfe` nor in `compass_calls`.
+        is counted neither in `nfe` nor in `compass_calls`. `bias` [V] is added to the logits of every position, before
+        temperature and top-p.
         """
         if n < 1:
             raise UserError(f"the number of samples must be at least 1, not {n}")
         points = grid(steps) if times is None else check_grid(times)
         given = given_tokens(self.tokenizer, self.velocity.spec.length, self.velocity.spec.anchor, prefix, infill)
-        size, rows, parts = self.batch_size() if batch is None else batch, list[Row](), list[Tensor]()
-        if size < 1:
-            raise UserError(f"the batch must be at least 1, not {size}")
+        size, rows, parts = self._rows(n, batch, trajectory, guide), list[Row](), list[Tensor]()
         leap, stats = self.jump(jump), None
         if guide is not None:
             stats = Stats(guide.settings.k)
             leap = guide.around(leap, given[0].to(self.velocity.device) if given else None, stats)
         scorer = compass or (guide.compass if guide else None)
+        model = self.passes.model(size, (len(points) - 1) * -(-n // size))
         begin = time.perf_counter()
         for start in range(0, n, size):
             numbers = torch.arange(first + start, first + min(n, start + size), device=self.velocity.device)
             recorder = Recorder(scorer.energy if scorer else None) if trajectory else None
-            parts.append(self._solve(numbers, points, seed, given, temperature, top_p, leap, recorder))
+            parts.append(self._solve(model, numbers, points, seed, given, temperature, top_p, bias, leap, recorder))
             rows += recorder.rows(given[0] if given else None) if recorder else []
             if on_batch is not None:
                 on_batch(min(n, start + size), n)
@@ -112,14 +120,31 @@ class TextModel:
             navigation=stats.summary() if stats else {},
         )
 
+    def _rows(self, n: int, batch: int | None, trajectory: bool, guide: Guide | None) -> int:
+        """Texts at a time: as asked for, or as many as fit, shared out so that no batch is much smaller than others.
+
+        A guide that compares entropies within the batch makes a text depend on it: its batch must not follow from how
+        much memory happens to be free.
+        """
+        if batch is not None and batch < 1:
+            raise UserError(f"the batch must be at least 1, not {batch}")
+        if batch is None and guide is not None and guide.settings.entropy == "batch":
+            batch = by_logits(self.velocity.spec, self.velocity.device)
+        if batch is not None:
+            return min(n, batch)
+        fits = self.batch_size(whole=trajectory or guide is not None, states=guide.settings.k if guide else 1)
+        return -(-n // -(-n // fits))
+
     def _solve(
         self,
+        model: Pass,
         numbers: Tensor,
         points: tuple[float, ...],
         seed: int,
         given: tuple[Tensor, Tensor] | None,
         temperature: float,
         top_p: float,
+        bias: Tensor | None,
         jump: Jump,
         on_step: Callable[[Step], None] | None,
     ) -> Tensor:
@@ -129,7 +154,7 @@ class TextModel:
         held, tokens = (None, None) if given is None else (given[0].to(device), given[1].to(device))
         with autocast(self.bf16, device):
             solution = solve(
-                self.velocity,
+                model,
                 x_0,
                 points,
                 jump,
@@ -138,6 +163,7 @@ class TextModel:
                 given_tokens=tokens,
                 temperature=temperature,
                 top_p=top_p,
+                bias=bias,
                 on_step=on_step,
             )
         return solution.tokens.cpu()
@@ -146,11 +172,15 @@ class TextModel:
         """The network's jump by its name, `auto`, `euler` or `cumulative`."""
         return self.velocity.jump(name)
 
-    def batch_size(self) -> int:
-        """Texts of one call such that their logits take at most a gigabyte on a GPU, a quarter of one on a CPU."""
-        spec = self.velocity.spec
-        room = 2**28 if self.velocity.device.type == "cuda" else 2**26
-        return max(1, min(256, room // (spec.length * spec.vocab)))
+    def batch_size(self, *, whole: bool = True, states: int = 1) -> int:
+        """Texts of one call: what fits into half of a GPU's free memory, or logits of a quarter of a gigabyte on a CPU.
+
+        `whole`: all logits of a step are wanted at once; `states`: how many a guide scores for each text.
+        """
+        spec, device = self.velocity.spec, self.velocity.device
+        if device.type == "cuda":
+            return fitting(free_bytes(device), row_bytes(spec, whole=whole, states=states), spec.length)
+        return by_logits(spec, device)
 
     def texts(self, tokens: Tensor) -> list[str]:
         """The text of each row [n, L] after its anchor: up to the end where a row holds one document."""
@@ -189,13 +219,16 @@ class TextModel:
 def load(
     path: str | Path, device: str = "auto", *, which: str = "ema", choose: str = "newest", precision: str = "auto"
 ) -> TextModel:
-    """A model from a run folder or one of its checkpoints, ready to sample."""
+    """A model from a run folder, one of its checkpoints or a bundle, ready to sample.
+
+    `tsdfm-small` is the student that came with tsdfm, `tsdfm-small/teacher` its teacher.
+    """
     place = pick_device(device)
     velocity = load_velocity(Path(path), place, which=which, choose=choose)
-    checkpoint = velocity.checkpoint or Path(path)
-    homes = (checkpoint / "tokenizer", run_folder(checkpoint) / "tokenizer")
+    checkpoint, shipped = velocity.checkpoint or Path(path), find_member(Path(path), "student")
+    homes = (checkpoint / "tokenizer", (shipped.bundle.folder if shipped else run_folder(checkpoint)) / "tokenizer")
     tokenizer = load_tokenizer(next((home for home in homes if home.is_dir()), homes[-1]))
     if tokenizer.fingerprint != velocity.spec.tokenizer:
         raise UserError(f"the tokenizer in {homes[-1]} is not the one {path} was trained with: restore the right one")
-    method = str(read_manifest(checkpoint).get("stage", "model"))
+    method = str((shipped.about if shipped else read_manifest(checkpoint)).get("stage", "model"))
     return TextModel(velocity, tokenizer, method, use_bf16(precision, place))

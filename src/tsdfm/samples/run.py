@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress
 
+from tsdfm.engine.bundle import default_model
 from tsdfm.engine.manifest import disk
 from tsdfm.errors import UserError
+from tsdfm.samples.defaults import SampleDefaults, manner_of
 from tsdfm.samples.guide import compass_for, guide_from
 from tsdfm.samples.model import Samples, TextModel, load
 from tsdfm.samples.settings import SampleSettings
@@ -23,8 +26,10 @@ def run(settings: SampleSettings) -> Samples:
             "--compass guides nothing without --guide sequence, token or sequence-to-token, "
             "and scores nothing without --save-trajectory or --live"
         )
-    model = load(settings.model, settings.device, which=settings.weights, choose=settings.checkpoint)
-    samples = generate(model, settings)
+    place = settings.model or default_model()
+    model = load(place, settings.device, which=settings.weights, choose=settings.checkpoint)
+    model = replace(model, quick=settings.quick)
+    samples = generate(model, settings, manner_of(settings, place))
     if settings.out is not None:
         write_texts(settings.out, samples, settings)
     if settings.save_trajectory is not None and samples.trajectory is not None:
@@ -44,23 +49,23 @@ def run(settings: SampleSettings) -> Samples:
     return samples
 
 
-def generate(model: TextModel, settings: SampleSettings) -> Samples:
-    """The texts, with a progress bar on a terminal."""
+def generate(model: TextModel, settings: SampleSettings, manner: SampleDefaults) -> Samples:
+    """The texts, with a progress bar on a terminal. What may be left to the model is taken from `manner`."""
     guide = guide_from(settings.guide, settings.compass, settings.navigate, model.velocity)
     scorer = None
     if settings.compass is not None and guide is None:
         scorer = compass_for(settings.compass, model.velocity, "the model to be scored")
     with Progress(console=Console(stderr=True), transient=True, disable=not Console(stderr=True).is_terminal) as bar:
-        job = bar.add_task(f"{settings.steps} passes", total=settings.n)
+        job = bar.add_task(f"{manner.steps} passes", total=manner.n)
         return model.sample(
-            settings.n,
-            settings.steps,
+            manner.n,
+            manner.steps,
             settings.seed,
             prefix=settings.prefix,
             infill=settings.infill,
-            temperature=settings.temperature,
+            temperature=manner.temperature,
             top_p=settings.top_p,
-            jump=settings.jump,
+            jump=manner.jump,
             batch=settings.batch,
             trajectory=settings.watched,
             on_batch=lambda done, _: bar.update(job, completed=done),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tsdfm.settings import option, required
+from tsdfm.settings import option
 from tsdfm.student.settings import NavigateSettings, PolicyName
 
 
@@ -14,21 +14,26 @@ from tsdfm.student.settings import NavigateSettings, PolicyName
 class SampleSettings:
     """Write texts with a trained model."""
 
-    model: Path = required("run folder or checkpoint of a teacher or student")
-    n: int = option(4, "texts to write")
-    steps: int = option(16, "network passes for each text")
+    model: Path | None = option(None, "run folder, checkpoint, bundle or shipped name; none: the model that came along")
+    n: int | None = option(None, "texts to write; none: 4, or what a shipped model asks for")
+    steps: int | None = option(None, "network passes for each text; none: 16, or what a shipped model asks for")
     seed: int = option(0, "text i depends on the seed and i alone")
     prefix: str | None = option(None, "how every text begins")
     infill: str | None = option(None, "template with gaps: 'Mia has {2} balls.' leaves two tokens to write")
-    temperature: float = option(1.0, "below 1 is safer and narrower; 0 takes the likeliest token")
+    temperature: float | None = option(
+        None, "below 1 is safer and narrower, 0 takes the likeliest token; none: 1, or what a shipped model asks for"
+    )
     top_p: float = option(1.0, "keep the most likely tokens up to this share of the probability")
     jump: Literal["auto", "euler", "cumulative"] = option("auto", "euler for a teacher, cumulative for a student")
     guide: PolicyName = option("blind", "navigate every step by a compass: sequence, token or sequence-to-token")
-    compass: Path | None = option(None, "the compass's run: for --guide, or for the energies of a trajectory")
+    compass: Path | None = option(None, "the compass, a run or a bundle: for --guide, or for a trajectory's energies")
     weights: Literal["ema", "model"] = option("ema", "averaged or plain weights")
     checkpoint: Literal["newest", "best"] = option("newest", "which checkpoint of a run")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     batch: int | None = option(None, "texts at a time; none sizes it by memory")
+    quick: Literal["auto", "compile", "off"] = option(
+        "auto", "on a GPU, record a pass and replay it: auto where it pays, compile it before (slow start), or off"
+    )
     out: Path | None = option(None, "also write the texts to this file, a JSON object a line")
     live: bool = option(False, "replay the texts appearing step by step in the terminal")
     save_trajectory: Path | None = option(None, "write the trajectory, for the viewers, to this file")

@@ -17,7 +17,8 @@ from tsdfm.nn.velocity import Velocity, VelocitySpec, check_rows, load_velocity,
 from tsdfm.settings import to_dict
 from tsdfm.student.settings import StudentSettings
 from tsdfm.student.start import start_from
-from tsdfm.student.task import StudentTask, feed
+from tsdfm.student.task import StudentTask
+from tsdfm.tokens.loader import with_numbers
 from tsdfm.tokens.rows import TokenRows, valid_rows
 from tsdfm.tokens.train import train_rows
 
@@ -41,7 +42,7 @@ def run(settings: StudentSettings) -> Path:
             record_for(settings, spec),
             world,
             begin=lambda: begin(task, settings, origin),
-            feeder=feed,
+            feeder=with_numbers,
         )
 
 

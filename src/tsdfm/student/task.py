@@ -8,7 +8,7 @@ h > 1/1024   KL against the semi-teacher's RK-4 target
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -28,27 +28,12 @@ from tsdfm.student.settings import StudentSettings
 from tsdfm.student.stats import Stats, readable
 from tsdfm.student.steps import SMALLEST, draw_steps, is_large, large_share, weights_of
 from tsdfm.student.targets import ESTIMATORS, Heads, steady, target_of
-from tsdfm.tokens.loader import Batch, Loader, prefetch
+from tsdfm.tokens.loader import Batch, HostBatch
 from tsdfm.tokens.rows import TokenRows
 from tsdfm.tokens.train import held_out_parts
 
 EVAL_STREAM = 1  # noise of the evaluation, apart from the training's
 STEP_STREAM = 3  # step sizes and times
-
-
-@dataclass(frozen=True)
-class HostBatch(Batch):
-    """A batch that also has its row numbers on the host, where the steps of its rows are planned."""
-
-    numbers: Tensor
-
-
-def feed(loader: Loader, step: int, device: torch.device, stop: int) -> Iterator[HostBatch]:
-    """The loader's batches from `step` on, with their row numbers on the host as well."""
-    with prefetch(loader, step, device, stop=stop) as batches:
-        for batch in batches:
-            yield HostBatch(batch.tokens, batch.rows, torch.from_numpy(loader.numbers(step)))
-            step += 1
 
 
 @dataclass(frozen=True)
@@ -224,14 +209,14 @@ class StudentTask:
         if self.valid is None:
             return {}
         world, settings = self.world, self.settings
-        count, parts = held_out_parts(self.valid, settings.eval_rows, settings.loop, world)
+        rows, parts = held_out_parts(self.valid, settings.eval_rows, settings.loop, world)
         stats = Stats(settings.navigate.k, probe=True)
         sums = torch.zeros(2, dtype=torch.float64, device=world.device)
         for part in parts:
             sums += self._held_out(model, self.valid, part, self.policy(step, stats))
         nats, kl = (sums / sum(map(len, parts))).tolist()
-        characters = self.valid.count_characters(self.valid.take(range(count)))
-        tokens = count * (self.spec.length - self.spec.anchor)
+        characters = self.valid.count_characters(self.valid.take(rows))
+        tokens = len(rows) * (self.spec.length - self.spec.anchor)
         bits = bits_per_character(nats, tokens, characters) if characters else float("nan")
         found = {"elbo": nats, "bits_per_character": bits}
         return found | ({"kl": kl} if self.share > 0 else {}) | self._navigation(stats)

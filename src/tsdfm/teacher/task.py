@@ -85,14 +85,14 @@ class TeacherTask:
         if self.valid is None:
             return {}
         world, settings = self.world, self.settings
-        count, parts = held_out_parts(self.valid, settings.eval_rows, settings.loop, world)
+        rows, parts = held_out_parts(self.valid, settings.eval_rows, settings.loop, world)
         total = torch.zeros((), dtype=torch.float64, device=world.device)
         for part in parts:
             total += self._elbo(model, self.valid, part).sum()
         nats = total.item() / sum(map(len, parts))
-        characters = self.valid.count_characters(self.valid.take(range(count)))
+        characters = self.valid.count_characters(self.valid.take(rows))
         free = self.spec.length - self.spec.anchor
-        bits = bits_per_character(nats, count * free, characters) if characters else float("nan")
+        bits = bits_per_character(nats, len(rows) * free, characters) if characters else float("nan")
         return {"elbo": nats, "bits_per_character": bits}
 
     def _elbo(self, model: nn.Module, valid: TokenRows, indices: list[int]) -> Tensor:

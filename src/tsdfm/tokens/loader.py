@@ -156,3 +156,18 @@ def _put(ready: Ready, item: Batch | BaseException | None, done: threading.Event
         except queue.Full:
             continue
     return False
+
+
+@dataclass(frozen=True)
+class HostBatch(Batch):
+    """A batch that also has its row numbers on the host, where what its rows go through is planned."""
+
+    numbers: Tensor
+
+
+def with_numbers(loader: Loader, step: int, device: torch.device, stop: int) -> Iterator[HostBatch]:
+    """The loader's batches from `step` on, with their row numbers on the host as well."""
+    with prefetch(loader, step, device, stop=stop) as batches:
+        for batch in batches:
+            yield HostBatch(batch.tokens, batch.rows, torch.from_numpy(loader.numbers(step)))
+            step += 1

@@ -63,13 +63,17 @@ def train_rows(
     return settings.out
 
 
-def held_out_parts(valid: TokenRows, wanted: int, loop: LoopSettings, world: World) -> tuple[int, list[list[int]]]:
-    """How many held-out rows an evaluation looks at, and this process's share of their indices in parts of one call.
+def held_out_parts(
+    valid: TokenRows, wanted: int, loop: LoopSettings, world: World
+) -> tuple[list[int], list[list[int]]]:
+    """The held-out rows an evaluation looks at, and this process's share of them in parts of one call.
 
-    Every process calls the model equally often: where there are fewer rows than processes, some look at a row again.
+    They are spread evenly over the split, whose neighbours are of one document. Every process calls the model equally
+    often: where there are fewer rows than processes, some look at a row again.
     """
     count = min(wanted, len(valid))
     count -= count % world.size if count >= world.size else 0
-    mine = [i % len(valid) for i in range(world.rank, max(count, world.size), world.size)]
+    rows = [i * len(valid) // count for i in range(count)]
+    mine = [rows[i % count] for i in range(world.rank, max(count, world.size), world.size)]
     size = max(1, (loop.micro or loop.batch // world.size))
-    return count, [mine[first : first + size] for first in range(0, len(mine), size)]
+    return rows, [mine[first : first + size] for first in range(0, len(mine), size)]

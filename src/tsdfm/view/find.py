@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from tsdfm.engine.bundle import Bundle, default_model, find_shipped, unshipped
 from tsdfm.engine.checkpoint import has_checkpoint
 from tsdfm.engine.manifest import NAME as MANIFEST
 from tsdfm.engine.manifest import read_json
@@ -15,15 +16,20 @@ from tsdfm.view.settings import ViewSettings
 
 def find_trajectories(settings: ViewSettings) -> list[Trajectory]:
     """Everything the paths lead to, in their order."""
-    return [way for path in settings.paths for way in at(path, settings)]
+    return [way for path in settings.paths or (default_model(),) for way in at(path, settings)]
 
 
 def at(path: Path, settings: ViewSettings) -> list[Trajectory]:
     """The trajectories of one path. Only what has to be sampled loads a model."""
     if path.is_file():
         return [Trajectory.load(path)]
+    shipped = find_shipped(path)
+    if shipped is not None:
+        return played(*shipped, settings)
     if not path.is_dir():
-        raise UserError(f"nothing at {path}: give a pipeline folder, a run folder or a trajectory file")
+        raise UserError(
+            f"nothing at {path}{unshipped(path)}: give a pipeline folder, a run folder, a bundle or a trajectory file"
+        )
     if is_model(path):
         return sampled([path], settings.compass, settings)
     recorded = sorted((path / "report" / "trajectories").glob("*.json"))
@@ -47,6 +53,35 @@ def beside(model: Path) -> Path | None:
     source = read_json(model / MANIFEST)["model"].get("source")
     compass = model.parent / f"compass-{source}"
     return compass if (compass / MANIFEST).is_file() and (compass / "checkpoints").is_dir() else None
+
+
+def played(bundle: Bundle, role: str | None, settings: ViewSettings) -> list[Trajectory]:
+    """A bundle's teacher against its student, or the one that was named, scored by its compass.
+
+    Both write at the temperature the bundle asks for, so that they differ by nothing but themselves.
+    """
+    from tsdfm.samples.defaults import defaults_of
+    from tsdfm.samples.model import load
+    from tsdfm.view.record import record
+
+    own = defaults_of(bundle.folder)
+    compass = settings.compass or (bundle.folder / "compass" if "compass" in bundle.roles else None)
+    ways = []
+    for each in [role] if role else [name for name in ("teacher", "student") if name in bundle.roles]:
+        jump = own.jump if each == "student" else "auto"
+        model, temperature = load(bundle.folder / each), own.temperature
+        ways.append(
+            record(
+                model,
+                compass,
+                steps=settings.steps,
+                n=settings.n,
+                seed=settings.seed,
+                temperature=temperature,
+                jump=jump,
+            )
+        )
+    return ways
 
 
 def sampled(models: Sequence[Path], compass: Path | None, settings: ViewSettings) -> list[Trajectory]:

@@ -30,9 +30,18 @@ def record_trajectories(
     return list(paths)
 
 
-def record(model: TextModel, compass: Path | None, *, steps: int, n: int, seed: int) -> Trajectory:
+def record(
+    model: TextModel,
+    compass: Path | None,
+    *,
+    steps: int,
+    n: int,
+    seed: int,
+    temperature: float = 1.0,
+    jump: str = "auto",
+) -> Trajectory:
     """The way of `n` texts of one model."""
     scorer = compass_for(compass, model.velocity, f"the {model.method} to be scored") if compass else None
-    made = model.sample(n, steps, seed, trajectory=True, compass=scorer).trajectory
+    made = model.sample(n, steps, seed, temperature=temperature, jump=jump, trajectory=True, compass=scorer).trajectory
     assert made is not None
     return made

@@ -6,19 +6,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tsdfm.errors import UserError
-from tsdfm.settings import option, required
+from tsdfm.settings import option
 
 
 @dataclass(frozen=True, kw_only=True)
 class ViewSettings:
     """Watch texts come to be, method beside method, in the browser or in the terminal."""
 
-    paths: tuple[Path, ...] = required("pipeline folder, run folders or trajectory files")
+    paths: tuple[Path, ...] = option(
+        (), "pipeline folder, run folders, bundles or trajectory files; empty: the models that came along"
+    )
     sample: bool = option(False, "sample a pipeline's models afresh, also where recorded trajectories lie")
     steps: int = option(8, "network passes, when models are sampled")
     n: int = option(3, "texts, when models are sampled")
     seed: int = option(0, "seed; the same noise for every model of a source")
-    compass: Path | None = option(None, "score every state by this compass, when models are sampled")
+    compass: Path | None = option(
+        None, "score every state by this compass, when models are sampled; a bundle has its own"
+    )
     out: Path | None = option(None, "write the page to this file; none is a file in the temporary folder")
     no_open: bool = option(False, "write the page and print its path, but open no browser")
     serve: int | None = option(None, "serve the page on 127.0.0.1 at this port (0 finds one) instead of opening it")
@@ -26,8 +30,6 @@ class ViewSettings:
     seconds: float = option(4.0, "how long the terminal plays")
 
     def __post_init__(self) -> None:
-        if not self.paths:
-            raise UserError("nothing to view: give a pipeline folder, run folders or trajectory files")
         if self.serve is not None and not 0 <= self.serve <= 65535:
             raise UserError(f"a port lies in 0 to 65535, not {self.serve}")
         if self.terminal and (self.serve is not None or self.out is not None):

@@ -7,7 +7,7 @@ from typing import Any
 
 from tsdfm.report.commands.main import add_target
 from tsdfm.report.desk import Desk
-from tsdfm.report.guided import guided_columns, guided_row
+from tsdfm.report.guided import blind_line, guided_columns, guided_row, note_blind
 from tsdfm.report.paper import POLICY, SCALE
 from tsdfm.report.settings import PolicySettings
 from tsdfm.report.table import Column, Table
@@ -20,14 +20,16 @@ def run(settings: PolicySettings) -> Path:
     desk = Desk("policy", settings)
     desk.need_judge()
     first = [Column("source", "source", "left"), Column("method", "method", "left"), Column("steps", "steps")]
-    columns = [*first, Column("policy", "policy", "left"), *guided_columns(desk)]
+    columns = [*first, Column("policy", "policy", "left"), *guided_columns(desk, settings.temperatures)]
     table = Table("policy", "Navigation policies at generation, on the same student", columns)
     for model in desk.found.pick([settings.method], "train a student first"):
         for steps in settings.steps:
+            blind = blind_line(desk, model, steps, settings.temperatures)
             for name, policy in POLICIES.items():
                 guide = desk.guide(model, policy, settings.navigate, settings.compass)
-                table.add(**guided_row(desk, model, steps, guide), method=desk.label(model), policy=name)
+                table.add(**guided_row(desk, model, steps, guide, blind), method=desk.label(model), policy=name)
     table.rows += paper_rows(settings.steps)
+    note_blind(table, settings.temperatures)
     add_target(desk, table)
     table.paper = {"label": "tab:policy_comparison", "scale": SCALE, "figures": POLICY}
     return desk.finish(table)

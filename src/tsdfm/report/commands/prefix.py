@@ -17,7 +17,7 @@ from tsdfm.judges.causal import CausalJudge
 from tsdfm.report.cells import Cell, written
 from tsdfm.report.desk import Desk, size
 from tsdfm.report.hardware import hardware
-from tsdfm.report.measure import COLLAPSE, REAL, key_of
+from tsdfm.report.measure import COLLAPSE, REAL, key_of, spread
 from tsdfm.report.metrics import mauve, mean_interval, token_accuracy
 from tsdfm.report.paper import PREFIX
 from tsdfm.report.runs import Run
@@ -98,20 +98,22 @@ def said(settings: PrefixSettings) -> str:
 
 
 def task_of(tokens: TokenRows, settings: PrefixSettings, samples: int) -> Task:
-    """The first held-out rows that are longer than their prefix."""
-    rows, given, ends = list[Tensor](), list[int](), list[int]()
-    for i in range(len(tokens)):
+    """Held-out rows that are longer than their prefix, evenly spread over the split as far as that goes."""
+    order = spread(len(tokens), samples)
+    others = set(range(len(tokens))).difference(order)
+    found = list[tuple[int, Tensor, int, int]]()
+    for i in (*order, *sorted(others)):
+        if len(found) == samples:
+            break
         row = torch.from_numpy(tokens[i].astype("int64"))
         length = len(written(row[tokens.anchor :], tokens.end_of_text))
         count = settings.prefix_tokens or max(1, int(settings.share * length))
         if count < length:
-            rows.append(row)
-            given.append(tokens.anchor + count)
-            ends.append(tokens.anchor + length)
-        if len(rows) == samples:
-            break
-    if not rows:
+            found.append((i, row, tokens.anchor + count, tokens.anchor + length))
+    if not found:
         raise UserError("no held-out text is longer than the prefix: give fewer --prefix-tokens")
+    found.sort(key=lambda one: one[0])
+    _, rows, given, ends = zip(*found, strict=True)
     return Task(torch.stack(rows), torch.tensor(given), torch.tensor(ends))
 
 
@@ -141,7 +143,7 @@ def scored(desk: Desk, cell: Cell, task: Task) -> dict[str, Any]:
 def prefix_key(tokens: TokenRows, settings: PrefixSettings) -> dict[str, Any]:
     """What decides the prefixes."""
     sha256 = file_sha256(tokens.folder / MANIFEST)[:16]
-    return {"tokens": sha256, "share": settings.share, "prefix_tokens": settings.prefix_tokens}
+    return {"tokens": sha256, "rows": "spread", "share": settings.share, "prefix_tokens": settings.prefix_tokens}
 
 
 def make_cell(desk: Desk, made: TextModel, task: Task, steps: int, key: dict[str, Any]) -> Cell:

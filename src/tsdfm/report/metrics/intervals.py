@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -14,8 +15,9 @@ Estimate = tuple[float, float, float]
 """The value, and the two ends of its 95 % interval."""
 
 
+@lru_cache(maxsize=8)
 def resamples(count: int, seed: int, draws: int) -> Tensor:
-    """`draws` samples of `count` indices with replacement, [draws, count]."""
+    """`draws` samples of `count` indices with replacement, [draws, count]; kept, so only to be read."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(count, (draws, count), generator=generator)
 
@@ -52,6 +54,18 @@ def ratio_interval(top: Sequence[float], bottom: Sequence[float], seed: int = 0,
         raise UserError("a pooled mean needs something to be shared among")
     kept = sums > 0  # a resample of empty texts alone has no mean
     return ends(above[picks].sum(1)[kept] / sums[kept], float(above.sum() / below.sum()))
+
+
+def median_interval(values: Sequence[float], seed: int = 0, draws: int = 1000) -> Estimate:
+    """The middle value (the mean of the middle two) and its 95 % bootstrap interval."""
+    sample = _some(values)
+    return ends(_median(sample[resamples(len(sample), seed, draws)]), float(_median(sample)))
+
+
+def _median(values: Tensor) -> Tensor:
+    """Over the last dimension."""
+    ordered, size = values.sort(-1).values, values.shape[-1]
+    return (ordered[..., (size - 1) // 2] + ordered[..., size // 2]) / 2
 
 
 def interval(

@@ -19,7 +19,7 @@ from typing import Any
 
 from tsdfm.errors import UserError
 from tsdfm.judges.base import Score
-from tsdfm.report.metrics.intervals import interval, mean_interval, ratio_interval
+from tsdfm.report.metrics.intervals import mean_interval, median_interval, ratio_interval
 
 LN_2 = math.log(2)
 MEDIAN_DRAWS = 400
@@ -44,7 +44,7 @@ def judge_fields(scores: Sequence[Score], own_tokens: Sequence[int] | None = Non
         **_named("ppl", mean_interval(each, seed)),
         **_named("ppl_corpus", [exp(x) for x in ratio_interval(nll, tokens, seed)]),
         **_named("ppl_geometric", [exp(x) for x in mean_interval(means, seed)]),
-        **_named("ppl_median", interval(median, each, seed=seed, draws=MEDIAN_DRAWS)),
+        **_named("ppl_median", median_interval(each, seed, MEDIAN_DRAWS)),
         **_named("nll", mean_interval(nll, seed)),
         **_named("next_token_accuracy", ratio_interval(hits, tokens, seed)),
     }
@@ -73,13 +73,6 @@ def next_token_accuracy(scores: Sequence[Score]) -> float:
     """How often the judge's likeliest token was the one that came, over all scored tokens."""
     tokens = sum(s.tokens for s in scores)
     return sum(s.hits for s in scores) / tokens if tokens else 0.0
-
-
-def median(values: Sequence[float]) -> float:
-    """The middle value, or the mean of the middle two."""
-    ordered = sorted(values)
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 def exp(x: float) -> float:

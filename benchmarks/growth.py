@@ -1,0 +1,138 @@
+"""How the cost of FS-DFM and TS-DFM steps grows with length, vocabulary and candidates: `python -m benchmarks growth`.
+
+Every point is one learner, which takes blind and navigated steps in turn. Its networks are not compiled, as ten shapes
+of three networks would take longer to compile than to time: their passes are recorded and replayed (CUDA graphs), so
+that the host is not what is measured. `--compile true` compiles them all the same. The times are therefore above those
+of `python -m benchmarks student`; what they are for is the growth, and the ratio.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.harness import Clock, Ledger, Step, built, guarded, interleaved, reserved, say, world
+from benchmarks.student import StudentBenchmark, batches, label, learner_of, plan_of, told
+from tsdfm.compass.model import Compass, lean
+from tsdfm.engine.graphs import Pool, Replayed
+from tsdfm.engine.learner import Learner
+from tsdfm.settings import option
+from tsdfm.student.settings import NavigateSettings
+from tsdfm.student.task import StudentTask
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrowthBenchmark:
+    """What to time. The first of each list is where the other lists are gone through."""
+
+    preset: str = option("170m", "size of the student; the compass has half its blocks")
+    lengths: tuple[int, ...] = option((1024, 256, 512, 2048), "tokens in a row")
+    vocabs: tuple[int, ...] = option((50257, 8192, 32768, 128256), "|V|")
+    ks: tuple[int, ...] = option((5, 1, 2, 3, 8), "candidates of a midpoint")
+    rows: int = option(8, "rows of a step, where the length does not change them")
+    tau: float = option(0.2, "τ of the navigated step")
+    compile: bool = option(False, "torch.compile the networks: slower to start, and the times of a real training")
+    graphs: bool = option(True, "replay recorded passes")
+    warm: int = option(17, "steps before timing: every shape is met twice, and recorded")
+    repeats: int = option(8, "timed steps of each variant")
+    limit: float = option(300.0, "seconds at most: what does not fit is left out, and named")
+    device: str = option("auto", "auto, cpu or cuda")
+    out: Path | None = option(None, "folder for the tables as JSON")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One shape of a step: what grows to it, its sizes, and the candidates that are timed there."""
+
+    what: str
+    rows: int
+    length: int
+    vocab: int
+    ks: tuple[int, ...]
+
+
+def points(settings: GrowthBenchmark) -> list[Point]:
+    """The centre with every K, the other vocabularies, then lengths at as many tokens and at as many rows."""
+    length, vocab, rows = settings.lengths[0], settings.vocabs[0], settings.rows
+    k = settings.ks[:1]
+    made = [Point("K", rows, length, vocab, settings.ks)]
+    made += [Point("|V|", rows, length, other, k) for other in settings.vocabs[1:]]
+    made += [Point("length, same tokens", max(1, rows * length // l), l, vocab, k) for l in settings.lengths[1:]]
+    return made + [Point("length, same rows", rows, l, vocab, k) for l in settings.lengths[1:]]
+
+
+def run(settings: GrowthBenchmark) -> None:
+    """Time every point that was not timed before and for which there is time."""
+    device, clock, cost = world(settings.device).device, Clock(settings.limit), 10.0
+    how = "compiled" if settings.compile else "not compiled"
+    title = f"growth of the student step: {settings.preset}, τ = {settings.tau}, {how}"
+    names = ("grows", "rows", "length", "|V|", "step")
+    table = Ledger(title, names, device, settings.out and settings.out / "growth.json")
+    for point in points(settings):
+        steps = [None, *(NavigateSettings(tau=settings.tau, k=k) for k in point.ks)]
+        here = (point.what, point.rows, point.length, point.vocab)
+        if table.has(*((*here, label(step)) for step in steps)):
+            continue
+        spot = f"{point.what}: {point.rows} rows of {point.length}, |V| = {point.vocab}"
+        if not clock.allows(cost, spot):
+            table.leave(spot)
+            continue
+        start = time.perf_counter()
+        table.add(guarded(spot, partial(compare, settings, point, steps, device)) or [])
+        cost = time.perf_counter() - start
+        say(f"  {spot}: {cost:.0f} s")
+    table.show()
+
+
+def compare(
+    settings: GrowthBenchmark, point: Point, plans: list[NavigateSettings | None], device: torch.device
+) -> list[dict[str, Any]]:
+    """The rows of one point: its blind and its navigated steps, taking turns."""
+    sizes: dict[str, Any] = {"preset": settings.preset, "vocab": point.vocab, "length": point.length}
+    sizes |= {"compile": settings.compile, "graphs": settings.graphs, "device": settings.device}
+    shape = StudentBenchmark(**sizes)
+    first = plan_of(shape, point.rows, next(plan for plan in plans if plan is not None))
+    held, learner = reserved(device), learner_of(shape, first)
+    if settings.graphs and not settings.compile and device.type == "cuda":
+        record(learner)
+    rows = batches(shape, point.rows, device)
+    steps: dict[str, Step] = {}
+    peaks: dict[str, float | None] = {}
+    for plan in plans:
+        step = told(learner, plan_of(shape, point.rows, plan), rows)
+        steps[label(plan)], peaks[label(plan)] = built(partial(same, step), device, settings.warm, held)
+    medians = {name: statistics.median(t) for name, t in interleaved(steps, device, settings.repeats, 100).items()}
+    where = {"grows": point.what, "rows": point.rows, "length": point.length, "|V|": point.vocab}
+    return [
+        {
+            **where,
+            "step": name,
+            "ms": ms,
+            "to fs-dfm": ms / medians[label(None)],
+            "µs a token": ms * 1e3 / (point.rows * point.length),
+            "peak GiB": peaks[name],
+        }
+        for name, ms in medians.items()
+    ]
+
+
+def same(step: Step) -> Step:
+    return step
+
+
+def record(learner: Learner) -> None:
+    """Let the passes of student, semi-teacher and compass be replayed although they are not compiled."""
+    learner.pool = pool = Pool()
+    learner._record(pool)
+    task = learner.task
+    assert isinstance(task, StudentTask)
+    if isinstance(task.compass, Compass):
+        task.compass = lean(task.compass) if task.compass.bf16 else replace(task.compass)
+        net = task.compass.net
+        setattr(net, "forward", Replayed(net.forward, net, pool))  # noqa: B010 (a method, not a parameter)

@@ -1,0 +1,172 @@
+"""Bundles: models made to be passed on. `tsdfm ship` writes one, every loader reads it, by its folder or by its name.
+
+    FOLDER/manifest.json          what is in it, and the sha256 of each file
+           card.md                what people should know before they use it
+           tokenizer/             one for all
+           student.safetensors    packed weights (see `packed`); no optimiser
+           teacher.safetensors
+           compass.safetensors
+
+`FOLDER` means the student, or the compass where a compass is wanted; `FOLDER/teacher` means the teacher. A bundle that
+lies in the package's own `ship/models` goes by its name: `tsdfm-small`, `tsdfm-small/teacher`. What exists on the disk
+goes before a name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from tsdfm.engine.checkpoint import FOLDER as CHECKPOINTS
+from tsdfm.engine.checkpoint import STATE, check_file, find_checkpoint, load_weights, read_state, read_tensors
+from tsdfm.engine.manifest import NAME as MANIFEST
+from tsdfm.engine.manifest import read_json, read_manifest
+from tsdfm.engine.packed import unpack
+from tsdfm.errors import UserError
+
+MODELS = Path(__file__).parent.parent / "ship" / "models"
+DEFAULT = "tsdfm-small"
+STAGE = "ship"
+FORMAT = 1
+ROLES = ("student", "teacher", "compass")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+MEND = "copy the bundle again, or install tsdfm again if it came with it"
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A folder of shipped models and its manifest."""
+
+    folder: Path
+    manifest: dict[str, Any]
+
+    @property
+    def roles(self) -> list[str]:
+        """Which models it has: the student, and perhaps its teacher and its compass."""
+        return [role for role in ROLES if role in self.manifest["members"]]
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """How its student is best sampled where the user says nothing: some of n, steps, temperature, jump."""
+        found = self.manifest.get("defaults")
+        return found if isinstance(found, dict) else {}
+
+    def member(self, role: str) -> Member:
+        """One of its models."""
+        if role not in self.roles:
+            raise UserError(f"{self.folder.name} has no {role!r}; it has: {', '.join(self.roles)}")
+        return Member(self, role, self.manifest["members"][role])
+
+
+@dataclass(frozen=True)
+class Member:
+    """One model of a bundle; `about` is what a run's manifest would say (its stage, its `model` or `compass`, …)."""
+
+    bundle: Bundle
+    role: str
+    about: dict[str, Any]
+
+    @property
+    def file(self) -> Path:
+        return self.bundle.folder / f"{self.role}.safetensors"
+
+    @property
+    def sha256(self) -> str:
+        """Of the packed file: another packing of the same run is another model."""
+        return str(self.about["sha256"])
+
+    def weights(self) -> dict[str, Tensor]:
+        """Float32 weights, from a file whose sha256 is the one in the manifest."""
+        check_file(self.file, self.about, MEND)
+        return unpack(read_tensors(self.file, MEND))
+
+
+@dataclass(frozen=True)
+class Found:
+    """Weights that a loader can use: where they lie, what made them, their sha256, and how to get them."""
+
+    place: Path
+    manifest: dict[str, Any]
+    sha256: str
+    weights: Callable[[], dict[str, Tensor]]
+
+
+def find_weights(path: Path, role: str, *, which: str, choose: str) -> Found:
+    """The weights that `path` means: of a run, a checkpoint, a bundle or a shipped name, `role` unless it names one."""
+    member = find_member(path, role)
+    if member is None:
+        if not path.exists():
+            raise UserError(f"no checkpoint or run at {path}{unshipped(path)}")
+        place = find_checkpoint(path, choose)
+        files = read_state(place)["files"]
+        sha256 = files.get(f"{which}.safetensors", files["model.safetensors"])["sha256"]
+        return Found(place, read_manifest(place), sha256, lambda: load_weights(place, which))
+    if which != "ema":
+        raise UserError(f"{path} was shipped with its averaged weights alone: leave out the choice of weights")
+    return Found(member.file, member.about, member.sha256, member.weights)
+
+
+def find_member(path: Path, role: str) -> Member | None:
+    """The model of a bundle that `path` means, `role` unless it names one; none if it means something else."""
+    found = find_shipped(path)
+    return None if found is None else found[0].member(found[1] or role)
+
+
+def find_shipped(path: Path) -> tuple[Bundle, str | None] | None:
+    """The bundle that `path` means and the model it names, if it does: FOLDER, FOLDER/teacher, NAME, NAME/teacher."""
+    if path.exists():
+        return (read_bundle(path), None) if is_bundle(path) else None
+    if is_bundle(path.parent):
+        return read_bundle(path.parent), path.name
+    parts = path.parts
+    if not (1 <= len(parts) <= 2 and NAME.fullmatch(parts[0]) and is_bundle(MODELS / parts[0])):
+        return None
+    return read_bundle(MODELS / parts[0]), parts[1] if len(parts) == 2 else None
+
+
+def is_bundle(folder: Path) -> bool:
+    """Did `tsdfm ship` make it? A run's folder is told by its checkpoints, without reading its manifest."""
+    if (folder / CHECKPOINTS).exists() or (folder / STATE).exists() or not (folder / MANIFEST).is_file():
+        return False
+    return read_json(folder / MANIFEST).get("stage") == STAGE
+
+
+def read_bundle(folder: Path) -> Bundle:
+    """A bundle, checked to be one this version reads. Its weights are checked when they are read."""
+    manifest = read_json(folder / MANIFEST)
+    if manifest.get("format") != FORMAT:
+        raise UserError(f"{folder} has format {manifest.get('format')!r}, this version reads {FORMAT}: update tsdfm")
+    members = manifest.get("members")
+    keys = {"stage", "sha256", "bytes"}
+    if not isinstance(members, dict) or not all(isinstance(m, dict) and keys <= m.keys() for m in members.values()):
+        raise UserError(f"{folder / MANIFEST} is damaged: {MEND}")
+    return Bundle(folder, manifest)
+
+
+def shipped_names() -> list[str]:
+    """The models that came with this copy of tsdfm."""
+    return sorted(place.name for place in MODELS.glob("*") if is_bundle(place)) if MODELS.is_dir() else []
+
+
+def default_model() -> Path:
+    """The model that is meant where none is named, as a path: `tsdfm-small`, or the first that came with this copy."""
+    names = shipped_names()
+    if not names:
+        raise UserError(
+            "no model came with this copy of tsdfm: name a run folder or a bundle (`make demo` trains small models "
+            "into runs/demo)"
+        )
+    return MODELS / (DEFAULT if DEFAULT in names else names[0])
+
+
+def unshipped(path: Path) -> str:
+    """What to add to the news that nothing is at `path`, if it might have been meant as a name."""
+    if path.is_absolute() or len(path.parts) > 2 or not all(NAME.fullmatch(part) for part in path.parts):
+        return ""
+    names = shipped_names()
+    return f", nor a shipped model of that name ({'shipped: ' + ', '.join(names) if names else 'none came along'})"

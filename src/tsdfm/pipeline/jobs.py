@@ -1,0 +1,138 @@
+"""Several models at a time: each is trained by a process of its own as soon as what it needs is there.
+
+Small models leave most of a large GPU idle; several of them share it well (better still with `nvidia-cuda-mps-control
+-d` running). What a process says goes to OUT/logs/NAME.log. Where one fails, what does not need it goes on.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from tsdfm.engine.manifest import disk
+from tsdfm.engine.signals import Signals, Stopped
+from tsdfm.errors import UserError
+from tsdfm.pipeline.plan import Stage
+
+POLL = 0.1
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Job:
+    """A model to be trained: the process once it runs, and how it ended."""
+
+    key: str
+    after: frozenset[str]
+    process: subprocess.Popen[bytes] | None = None
+    log: IO[bytes] | None = None
+    began: float = 0.0
+    code: int | None = None
+
+
+@dataclass
+class Crew:
+    """Runs jobs, at most `most` at a time, in their order as far as what they need allows."""
+
+    jobs: list[Job]
+    command: Callable[[str], Sequence[str]]  # key → the command that trains it
+    most: int
+    logs: Path
+    say: Say = print
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """Run all. A signal is passed on to the processes, which save; a failure is told when all others are done."""
+        with Signals() as signals:
+            try:
+                while any(job.code is None for job in self.jobs):
+                    self.collect()
+                    if signals.number is not None:
+                        break
+                    self.start()
+                    time.sleep(POLL)
+            finally:
+                self.stop()
+            if signals.number is not None:
+                raise Stopped(128 + signals.number)
+        if self.failed:
+            raise UserError("; ".join(f"{key}: {why}" for key, why in self.failed.items()))
+
+    def start(self) -> None:
+        """Start what may start."""
+        done = {job.key for job in self.jobs if job.code == 0}
+        known = {job.key for job in self.jobs}
+        for job in self.jobs:
+            if job.code is not None or job.process is not None:
+                continue
+            lost = sorted(key for key in job.after if key in self.failed)
+            if lost:
+                job.code, self.failed[job.key] = 1, f"needs {lost[0]}"
+            elif job.after & known <= done and self.running() < self.most:
+                self.launch(job)
+
+    def running(self) -> int:
+        return sum(job.process is not None and job.code is None for job in self.jobs)
+
+    def launch(self, job: Job) -> None:
+        with disk(self.logs):
+            self.logs.mkdir(parents=True, exist_ok=True)
+            job.log = (self.logs / f"{job.key}.log").open("wb")
+        job.process = subprocess.Popen(self.command(job.key), stdout=job.log, stderr=subprocess.STDOUT)
+        job.began = time.monotonic()
+        self.say(f"── {job.key} begins")
+
+    def collect(self) -> None:
+        """Take note of what has ended."""
+        for job in self.jobs:
+            if job.process is None or job.code is not None or job.process.poll() is None:
+                continue
+            job.code = job.process.returncode
+            if job.log is not None:
+                job.log.close()
+            took = f"{time.monotonic() - job.began:.0f} s"
+            self.say(f"── {job.key} {'is done' if job.code == 0 else 'FAILED'}, {took}")
+            if job.code:
+                self.failed[job.key] = self.reason(job)
+
+    def reason(self, job: Job) -> str:
+        """The last line a failed process said, and where the rest is."""
+        path = self.logs / f"{job.key}.log"
+        lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
+        return f"{lines[-1].strip() if lines else f'ended with code {job.code}'} (see {path})"
+
+    def stop(self) -> None:
+        """Ask what still runs to save and leave, and wait for it."""
+        left = [job for job in self.jobs if job.process is not None and job.process.poll() is None]
+        for job in left:
+            if job.process is not None:
+                job.process.terminate()
+        for job in left:
+            if job.process is not None:
+                job.process.wait()
+        for job in self.jobs:
+            if job.log is not None:
+                job.log.close()
+
+
+def jobs_of(stages: Sequence[Stage]) -> list[Job]:
+    """One job for each model; its stages (a compass and its examination) belong together."""
+    found: dict[str, Job] = {}
+    for stage in stages:
+        if stage.key:
+            job = found.setdefault(stage.key, Job(stage.key, stage.after))
+            job.after |= stage.after
+    return list(found.values())
+
+
+def pipeline_command(recipe: str, out: Path, over: Sequence[str]) -> Callable[[str], list[str]]:
+    """The command that trains one model of a recipe."""
+    begin = [sys.executable, "-m", "tsdfm", "pipeline", recipe, "--out", str(out)]
+    given = [word for pair in over for word in ("--set", pair)]
+    return lambda key: [*begin, *given, "--only", key]

@@ -1,0 +1,1 @@
+"""The paper's claims, answered from the JSON that other commands of the report have written."""

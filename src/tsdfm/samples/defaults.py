@@ -1,0 +1,46 @@
+"""How a model is sampled where nothing was said: as its bundle asks for a shipped student, else as every run is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from tsdfm.settings import build, option
+
+if TYPE_CHECKING:
+    from tsdfm.samples.settings import SampleSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleDefaults:
+    """What `tsdfm sample` does with a shipped student unless it is told otherwise."""
+
+    n: int = option(2, "texts to write")
+    steps: int = option(8, "network passes for each text")
+    temperature: float = option(1.0, "below 1 is safer and narrower")
+    jump: Literal["auto", "euler", "cumulative"] = option("auto", "euler for a teacher, cumulative for a student")
+
+
+RUNS = SampleDefaults(n=4, steps=16)
+
+
+def defaults_of(model: Path) -> SampleDefaults:
+    """The defaults of what `model` means. They are a bundle's student's own: its teacher is sampled like a run."""
+    from tsdfm.engine.bundle import find_shipped
+
+    found = find_shipped(model)
+    if found is None or found[1] not in (None, "student"):
+        return RUNS
+    return build(SampleDefaults, found[0].defaults, "defaults")
+
+
+def manner_of(settings: SampleSettings, model: Path) -> SampleDefaults:
+    """What was asked for, and the model's defaults for the rest."""
+    own = defaults_of(model)
+    return SampleDefaults(
+        n=own.n if settings.n is None else settings.n,
+        steps=own.steps if settings.steps is None else settings.steps,
+        temperature=own.temperature if settings.temperature is None else settings.temperature,
+        jump=own.jump if settings.jump == "auto" else settings.jump,
+    )

@@ -1,0 +1,164 @@
+"""How the network is run for sampling, and how many texts at a time.
+
+On a GPU the network's body is recorded once for a batch of given size (`engine.graphs`) and replayed in every step of
+every batch: a pass of 12 blocks is then one call of the host. A last batch that is smaller is filled up with copies of
+its last row, whose results nobody looks at. The head stays outside of the recording: each step asks it for other
+positions, only for those that may move (`flow.solve`).
+
+    auto      recorded as it is, where there are passes enough to pay for it; nothing is recorded on a CPU
+    compile   compiled by torch.compile, and then recorded: half a minute for the first pass, the quickest after it
+    off       launched as it is
+
+A recording runs the kernels that were recorded: the same bits. Compiled, the network rounds in other places, so with
+`compile` a draw close to the border between two tokens may fall on the other side, as it may in another batch size.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tsdfm.engine.graphs import Replayed
+from tsdfm.errors import UserError
+from tsdfm.kernels.head import quick_logits
+from tsdfm.nn.velocity import Velocity, VelocitySpec
+from tsdfm.settings import nearest
+
+HOW = ("auto", "compile", "off")
+PAYS = 16  # passes of one shape that make up for recording it, which takes about as long as a few of them
+SHAPES = 8  # batch sizes that one network is recorded for; others are launched plainly
+MOST_ROWS, MOST_TOKENS = 256, 1 << 16  # of a batch: a GPU is long busy then
+SHARE = 2  # a half of the free memory is for a batch; the rest is for the logits of a chunk, the draws and others
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A velocity as a solver's model, a `flow.solver.Reader`; `body` stands for the network's own, in batches of
+    `rows`."""
+
+    velocity: Velocity
+    body: Callable[..., Tensor] | None = None
+    rows: int = 0
+
+    def __call__(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
+        """Logits [B, L, V]."""
+        out: Tensor = self.through(x_t, t, h, quick_logits)
+        return out
+
+    def look(self, x_t: Tensor, t: Tensor, h: Tensor) -> Callable[[Tensor], Tensor]:
+        """One pass; the answer gives the logits [N, V] of places [N] among the B·L positions."""
+        out: Callable[[Tensor], Tensor] = self.through(x_t, t, h, by_place)
+        return out
+
+    def through(self, x_t: Tensor, t: Tensor, h: Tensor, then: Callable[[Tensor, nn.Linear], Any]) -> Any:
+        """`then(hidden, head)` of the network, as its forward has it."""
+        net, step = self.velocity.net, h if self.velocity.spec.step_size else None
+        if self.body is None:
+            return net(x_t, t, step, then=then)
+        rows = max(self.rows, len(x_t))
+        hidden = self.body(*(None if x is None else filled(x, rows) for x in (x_t, t, step)))
+        return then(hidden[: len(x_t)], net.head)
+
+
+def by_place(hidden: Tensor, head: nn.Linear) -> Callable[[Tensor], Tensor]:
+    """places [N] → logits [N, V] of a hidden state [B, L, D]."""
+    flat = hidden.flatten(0, 1)
+    return lambda places: quick_logits(flat[places], head)
+
+
+def filled(x: Tensor, rows: int) -> Tensor:
+    """x [B, …] with its last row repeated up to `rows`."""
+    return x if len(x) == rows else torch.cat([x, x[-1:].expand(rows - len(x), *x.shape[1:])])
+
+
+@dataclass
+class Quick:
+    """The recordings of one network; they live as long as this object does."""
+
+    velocity: Velocity
+    how: str = "auto"
+    body: Callable[..., Tensor] | None = None
+    known: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        if self.how not in HOW:
+            raise UserError(f"no way to run a network is called {self.how!r}{nearest(self.how, HOW)}")
+
+    def model(self, rows: int, passes: int) -> Pass:
+        """The model for batches of up to `rows` texts, which go through the network `passes` times in all."""
+        if not self.pays(rows, passes):
+            return Pass(self.velocity)
+        if self.body is None:
+            net = self.velocity.net
+            self.body = Replayed(Compiled(net.hidden) if self.how == "compile" else net.hidden, net, most=SHAPES)
+        self.known.add(rows)
+        return Pass(self.velocity, self.body, rows)
+
+    def pays(self, rows: int, passes: int) -> bool:
+        """Is it worth recording? What has been recorded is used in any case."""
+        if self.how == "compile":
+            return True
+        return self.how == "auto" and self.velocity.device.type == "cuda" and (passes >= PAYS or rows in self.known)
+
+
+@dataclass
+class Compiled:
+    """A network's body by torch.compile, for fixed shapes; by itself where that fails, which is said once."""
+
+    body: Callable[..., Tensor]
+    inner: Callable[..., Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        self.inner = torch.compile(self.body)
+
+    def __call__(self, *inputs: Tensor | None) -> Tensor:
+        if self.inner is None:
+            return self.body(*inputs)
+        for x in inputs:
+            if x is not None:
+                # a second batch size would else be compiled for any, which is slower for both
+                torch._dynamo.mark_static(x)
+        try:
+            return self.inner(*inputs)
+        except torch._dynamo.exc.TorchDynamoException as problem:
+            reason = (str(problem).splitlines() or [""])[0]
+            warnings.warn(f"torch.compile failed, the network runs without: {reason}", stacklevel=2)
+            self.inner = None
+            return self.body(*inputs)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory of a GPU that this process could still use: what the driver has, and what torch keeps but does not use."""
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0]) + kept
+
+
+def row_bytes(spec: VelocitySpec, *, whole: bool, states: int = 1) -> int:
+    """What one text takes on a GPU at most.
+
+    The body holds some ten tensors as wide as the residual stream and three as wide as the MLP at once, four bytes a
+    number; `states` are those that go through a network together for one text (a guide's candidates). With `whole`
+    all logits of a step exist: two bytes a number as they come, four when shaped, and four twice for a recorder's
+    softmax.
+    """
+    body = spec.length * 4 * (10 * spec.shape.width + 3 * spec.shape.hidden)
+    logits = spec.length * spec.vocab * 14 if whole else 0
+    return states * body + logits
+
+
+def fitting(room: int, cost: int, length: int) -> int:
+    """Texts of `cost` bytes and `length` tokens in a batch within `room` bytes: a power of 2, so that a little more or
+    less of free memory makes no other batch, and with it no other rounding of bf16."""
+    rows = max(1, min(MOST_ROWS, MOST_TOKENS // length, room // SHARE // cost))
+    return 1 << rows.bit_length() - 1
+
+
+def by_logits(spec: VelocitySpec, device: torch.device) -> int:
+    """Texts whose logits take a gigabyte on a GPU, a quarter of one on a CPU: the same whatever memory is free."""
+    room = 2**28 if device.type == "cuda" else 2**26
+    return max(1, min(MOST_ROWS, room // (spec.length * spec.vocab)))

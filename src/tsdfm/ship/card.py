@@ -1,0 +1,118 @@
+"""The card of a bundle: what its maker wrote, and the facts that its manifest knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+NOTED = (
+    "name",
+    "policy",
+    "target",
+    "objective",
+    "loss",
+    "navigate.tau",
+    "navigate.k",
+    "navigate.selector",
+    "loop.batch",
+    "loop.seed",
+    "optim.lr",
+    "optim.weight_decay",
+    "optim.ema",
+)
+STORED = {
+    "int8": "Matrices of 4,096 numbers or more are stored as int8 with one float32 scale a row, the rest as float32.",
+    "bf16": "Matrices of 4,096 numbers or more are stored as bf16, the rest as float32.",
+}
+
+
+def card_text(manifest: Mapping[str, Any], given: str | None) -> str:
+    """The whole card in Markdown."""
+    name = manifest["name"]
+    said = given.strip() if given else f"# {name}\n\nIts maker has written nothing about its data, licence and limits."
+    facts = [
+        "## Facts",
+        f"Written by `tsdfm ship` from the manifests of the runs, {manifest['created'][:10]}, "
+        f"tsdfm {manifest['versions']['tsdfm']}.",
+        networks(manifest["members"]),
+        flow(manifest),
+        "### How the weights are stored",
+        f"{STORED[manifest['weights']]} They are float32 again once loaded.",
+        changes(manifest["members"]),
+        "### Training",
+        training(manifest["members"]),
+        "Every setting is in `manifest.json`.",
+        "### Hashes",
+        hashes(manifest["members"]),
+    ]
+    return "\n\n".join([said, *facts]) + "\n"
+
+
+def networks(members: Mapping[str, Any]) -> str:
+    """What there is, and how large."""
+    rows = []
+    for role, about in members.items():
+        shape = (about.get("model") or about["compass"])["shape"]
+        size = f"{shape['depth']} blocks of width {shape['width']}, {shape['heads']} heads"
+        rows.append([role, about["stage"], f"{about['parameters']:,}", size, f"{about['bytes'] / 1e6:.2f} MB"])
+    return table(["model", "made by", "weights", "network", "file"], rows)
+
+
+def flow(manifest: Mapping[str, Any]) -> str:
+    """The flow, the rows, and how the student is sampled."""
+    spec, own = manifest["members"]["student"]["model"], manifest["defaults"]
+    return (
+        f"Source `{spec['source']}`, schedule `{spec['schedule']}`, rows of {spec['length']} tokens, a vocabulary of "
+        f"{spec['vocab']:,}. Unless told otherwise, `tsdfm sample` writes {own['n']} texts in {own['steps']} network "
+        f"passes each at temperature {own['temperature']:g}."
+    )
+
+
+def changes(members: Mapping[str, Any]) -> str:
+    """What packing changed, measured when it was done."""
+    rows = []
+    for role, about in members.items():
+        found = about["change"]
+        if "kl_nats" in found:
+            told = f"KL {found['kl_nats']:.2g} nats a token; the likeliest token stays in {found['same_likeliest']:.2%}"
+        else:
+            told = (
+                f"picks the same of 5 candidates in {found['same_pick']:.1%}; energies move by "
+                f"{found['difference']:.2g} where candidates differ by {found['spread']:.2g}"
+            )
+        rows.append([role, f"{about['weights_error']:.2%}", told])
+    head = ["model", "error of the weights (‖w' − w‖ / ‖w‖)", "effect, on states of 2 texts of the student in 8 passes"]
+    return table(head, rows)
+
+
+def training(members: Mapping[str, Any]) -> str:
+    """The main settings of each run."""
+    rows = []
+    for role, about in members.items():
+        tokens = "" if about["tokens"] is None else f"{about['tokens']:,}"
+        told = ", ".join(f"{key} {value}" for key in NOTED if (value := at(about["settings"], key)) is not None)
+        rows.append([role, about["run"], about["parent"] or "", f"{about['step']:,}", tokens, told])
+    return table(["model", "run", "started from", "steps", "tokens seen in this run", "settings"], rows)
+
+
+def hashes(members: Mapping[str, Any]) -> str:
+    """sha256 of each file, and of the averaged weights it was packed from."""
+    rows = [
+        [f"{role}.safetensors", f"`{about['sha256']}`", f"`{about['packed_from']}`"] for role, about in members.items()
+    ]
+    return table(["file", "sha256", "packed from weights of sha256"], rows)
+
+
+def at(settings: Any, key: str) -> Any:
+    """A setting by its dotted name, or none."""
+    for part in key.split("."):
+        if not isinstance(settings, Mapping):
+            return None
+        settings = settings.get(part)
+    return settings
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)

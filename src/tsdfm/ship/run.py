@@ -1,0 +1,195 @@
+"""`tsdfm ship`: pack a student with its teacher and compass into one folder to pass on; `tsdfm card`: read its card."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tsdfm.compass.model import Compass, load_compass
+from tsdfm.engine.bundle import FORMAT, MEND, NAME, STAGE, default_model, find_shipped, is_bundle, unshipped
+from tsdfm.engine.checkpoint import find_checkpoint, read_state, write_tensors, writing
+from tsdfm.engine.manifest import NAME as MANIFEST
+from tsdfm.engine.manifest import read_manifest, sync_file, sync_folder, versions, write_json
+from tsdfm.engine.packed import pack, unpack
+from tsdfm.errors import UserError
+from tsdfm.nn.ddit import parameters
+from tsdfm.nn.velocity import Velocity, load_velocity, run_folder
+from tsdfm.samples.model import TextModel, load
+from tsdfm.settings import to_dict
+from tsdfm.ship.card import card_text
+from tsdfm.ship.check import energy_change, moments_of, prediction_change, weight_change
+from tsdfm.ship.settings import CardSettings, ShipSettings
+
+CARD = "card.md"
+
+
+@dataclass(frozen=True)
+class Originals:
+    """The models as they were trained."""
+
+    student: TextModel
+    teacher: Velocity | None
+    compass: Compass | None
+
+    def members(self) -> dict[str, Velocity | Compass]:
+        """Those there are, by role."""
+        found = {"student": self.student.velocity, "teacher": self.teacher, "compass": self.compass}
+        return {role: model for role, model in found.items() if model is not None}
+
+
+def run(settings: ShipSettings) -> Path:
+    """Write the bundle, say how large it is, and return its folder."""
+    out = settings.out
+    if not NAME.fullmatch(settings.name):
+        raise UserError(f"a bundle's name has letters, digits, dots and dashes, not {settings.name!r}")
+    if out.exists() and not is_bundle(out) and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} holds something else than a bundle: choose another --out")
+    given = read_card(settings.card)
+    originals = read_originals(settings)
+    temp = out.with_name(f".{out.name}.tmp-{os.getpid()}")
+    with writing(out):
+        temp.mkdir(parents=True)
+        try:
+            manifest = fill(temp, originals, settings, given)
+            total = weigh(temp, settings.limit_mb)
+            put_in_place(temp, out)
+        finally:
+            shutil.rmtree(temp, ignore_errors=True)
+    for role, about in manifest["members"].items():
+        print(f"{role:<8} {about['parameters']:>12,} weights {about['bytes'] / 1e6:>8.2f} MB")
+    print(f"{out}: {total / 1e6:.2f} MB in all")
+    return out
+
+
+def read_originals(settings: ShipSettings) -> Originals:
+    """The models of the runs, checked to belong together."""
+    student = load(find_checkpoint(settings.student), "cpu")
+    spec, teacher, compass = student.velocity.spec, None, None
+    if settings.teacher is not None:
+        teacher = load_velocity(find_checkpoint(settings.teacher))
+        spec.match(teacher.spec, f"the teacher {settings.teacher}")
+    if settings.compass is not None:
+        compass = load_compass(find_checkpoint(settings.compass, "best"), "cpu")
+        compass.match(spec, f"the student {settings.student}")
+    return Originals(student, teacher, compass)
+
+
+def fill(folder: Path, originals: Originals, settings: ShipSettings, given: str | None) -> dict[str, Any]:
+    """Write every file of the bundle; returns its manifest. The packed models are loaded once, to be compared."""
+    members = {role: write_member(folder, role, model, settings.weights) for role, model in originals.members().items()}
+    originals.student.tokenizer.save(folder / "tokenizer")
+    spec = originals.student.velocity.spec
+    manifest = {
+        "format": FORMAT,
+        "stage": STAGE,
+        "name": settings.name,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": versions(),
+        "weights": settings.weights,
+        "tokenizer": spec.tokenizer,
+        "defaults": to_dict(settings.defaults),
+        "members": members,
+    }
+    write_json(folder / MANIFEST, manifest)
+    weigh(folder, settings.limit_mb)  # already here: the comparison takes longest
+    compare(folder, originals, members)
+    (folder / CARD).write_text(card_text(manifest, given), encoding="utf-8")
+    sync_file(folder / CARD)
+    write_json(folder / MANIFEST, manifest)
+    return manifest
+
+
+def write_member(folder: Path, role: str, model: Velocity | Compass, kind: str) -> dict[str, Any]:
+    """Pack one model; returns what the bundle's manifest says of it. Paths are cut down to the folder's name."""
+    assert model.checkpoint is not None
+    manifest, state = read_manifest(model.checkpoint), read_state(model.checkpoint)
+    weights = {name: tensor.cpu() for name, tensor in model.net.state_dict().items()}
+    packed = pack(weights, kind)
+    parent = manifest.get("parent") or {}
+    return {
+        "stage": manifest.get("stage"),
+        "compass" if isinstance(model, Compass) else "model": model.spec.plain(),
+        "parameters": parameters(model.net),
+        "step": state["step"],
+        "tokens": state.get("tokens"),
+        "run": run_folder(model.checkpoint).resolve().name,
+        "parent": bare(parent.get("path")),
+        "packed_from": model.sha256,
+        "settings": bare(manifest.get("settings")),
+        "seed": manifest.get("seed"),
+        "versions": manifest.get("versions"),
+        "weights_error": weight_change(weights, unpack(packed)),
+        **write_tensors(folder / f"{role}.safetensors", packed),
+    }
+
+
+def compare(folder: Path, originals: Originals, members: dict[str, dict[str, Any]]) -> None:
+    """Load the packed models as a user will, and note in `members` how far they are from what was trained."""
+    moments, student = moments_of(originals.student), originals.student.velocity
+    for role, model in originals.members().items():
+        if isinstance(model, Compass):
+            members[role]["change"] = energy_change(model, load_compass(folder / role, "cpu"), student, moments)
+        else:
+            members[role]["change"] = prediction_change(model, load_velocity(folder / role), moments)
+
+
+def bare(value: Any) -> Any:
+    """Plain values without the paths of the machine they come from: of each, its last part."""
+    if isinstance(value, dict):
+        return {name: bare(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [bare(item) for item in value]
+    return value.replace("\\", "/").rstrip("/").rsplit("/", 1)[-1] if isinstance(value, str) else value
+
+
+def put_in_place(temp: Path, out: Path) -> None:
+    """The finished folder takes the place of an older bundle, which goes only then."""
+    old = out.with_name(f".{out.name}.old-{os.getpid()}")
+    if out.exists():
+        out.rename(old)
+    try:
+        temp.rename(out)
+    except BaseException:
+        if old.exists():
+            old.rename(out)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+    sync_folder(out.parent)
+
+
+def weigh(folder: Path, limit_mb: float) -> int:
+    """The bytes of all files below, if they are within the limit."""
+    total = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    if total > limit_mb * 1e6:
+        raise UserError(
+            f"the bundle has {total / 1e6:.1f} MB, more than --limit-mb {limit_mb:g}: "
+            "ship fewer or smaller models, int8 weights, or raise the limit"
+        )
+    return total
+
+
+def read_card(path: Path | None) -> str | None:
+    """What the user wrote for the card."""
+    try:
+        return None if path is None else path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as problem:
+        raise UserError(f"cannot read the card {path} ({problem}): give a Markdown file") from None
+
+
+def show_card(settings: CardSettings) -> str:
+    """`tsdfm card`: print it."""
+    place = settings.model or default_model()
+    found = find_shipped(place)
+    if found is None:
+        where = "is no bundle" if place.exists() else f"does not exist{unshipped(place)}"
+        raise UserError(f"{place} {where}: give what `tsdfm ship` made")
+    path = found[0].folder / CARD
+    if not path.is_file():
+        raise UserError(f"{path} is missing: {MEND}")
+    text = path.read_text(encoding="utf-8")
+    print(text, end="")
+    return text

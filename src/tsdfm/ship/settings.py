@@ -1,0 +1,43 @@
+"""The settings of `tsdfm ship` and `tsdfm card`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tsdfm.errors import UserError
+from tsdfm.samples.defaults import SampleDefaults
+from tsdfm.settings import option, required
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShipSettings:
+    """Pack a student, and its teacher and compass, into one small folder to pass on.
+
+    The averaged weights are packed: of the newest checkpoint of the student and the teacher, of the best one of the
+    compass, or of the checkpoint that is named instead of a run.
+    """
+
+    student: Path = required("run or checkpoint of the student")
+    teacher: Path | None = option(None, "run or checkpoint of its teacher, to be shipped with it")
+    compass: Path | None = option(None, "run or checkpoint of its compass, to be shipped with it")
+    name: str = required("what the bundle is called: letters, digits, dots and dashes")
+    out: Path = required("folder to write; a bundle that is there is replaced once the new one is complete")
+    weights: Literal["int8", "bf16"] = option("int8", "how large matrices are stored")
+    card: Path | None = option(None, "Markdown about data, licence, figures and limits; facts are added to it")
+    limit_mb: float = option(80.0, "refuse a bundle of more than so many million bytes")
+    defaults: SampleDefaults = option(SampleDefaults(), "how the student is sampled where nothing is said")
+
+    def __post_init__(self) -> None:
+        if self.limit_mb <= 0:
+            raise UserError(f"--limit-mb is a size above 0, not {self.limit_mb}")
+        if self.defaults.n < 1 or self.defaults.steps < 1 or not 0 <= self.defaults.temperature < float("inf"):
+            raise UserError("--defaults.n and --defaults.steps are at least 1, --defaults.temperature at least 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardSettings:
+    """Print the card of a bundle: what its models are, what they learned from, and what they are not good for."""
+
+    model: Path | None = option(None, "a bundle's folder or a shipped name; none: the one that came along")

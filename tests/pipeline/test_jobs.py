@@ -1,0 +1,117 @@
+"""Models side by side: order, failures, and the same models as one after the other."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tsdfm.errors import UserError
+from tsdfm.pipeline import PipelineSettings, plan, run
+from tsdfm.pipeline.jobs import Crew, Job, jobs_of
+from tsdfm.recipes import load_recipe
+
+STAMP = "import sys,time;print('works on', sys.argv[1]);time.sleep(0.05);sys.exit(sys.argv[1] == 'b')"
+
+
+def crew(tmp_path: Path, said: list[str], most: int = 2, script: str = STAMP) -> Crew:
+    jobs = [
+        Job("a", frozenset()),
+        Job("c", frozenset({"b"})),
+        Job("b", frozenset({"a", "not of this recipe"})),
+        Job("d", frozenset({"a"})),
+    ]
+    return Crew(jobs, lambda key: [sys.executable, "-c", script, key], most, tmp_path / "logs", said.append)
+
+
+def test_each_begins_after_what_it_needs_and_a_failure_stops_only_what_needs_it(tmp_path: Path) -> None:
+    said: list[str] = []
+    with pytest.raises(UserError, match=r"b: works on b \(see .*b.log\); c: needs b"):
+        crew(tmp_path, said).run()
+    begun = [line.split()[1] for line in said if line.endswith("begins")]
+    assert begun == ["a", "b", "d"]
+    assert (tmp_path / "logs" / "d.log").read_text() == "works on d\n"
+    assert any("b FAILED" in line for line in said)
+
+
+def test_no_more_than_asked_for_run_at_once(tmp_path: Path) -> None:
+    said: list[str] = []
+    with pytest.raises(UserError):
+        crew(tmp_path, said, most=1).run()
+    running = 0
+    for line in said:
+        running += 1 if line.endswith("begins") else -1
+        assert running <= 1
+
+
+def test_the_models_of_a_recipe_and_what_they_need() -> None:
+    jobs = {job.key: job.after for job in jobs_of(plan(load_recipe("ablate_shaping"), Path("out")))}
+    assert jobs["teacher-mask"] == frozenset()
+    assert jobs["ts-ratio-mask"] == {"fs-dfm-mask", "ratio-mask"}
+    assert jobs["ratio-uniform"] == {"teacher-uniform", "compass-uniform", "fs-dfm-uniform"}
+
+
+TINY = """
+sources = ["uniform"]
+[corpus]
+name = "world:small"
+limit = 300
+[tokens]
+length = 36
+layout = "document"
+[teacher.net]
+width = 32
+depth = 1
+heads = 2
+[teacher.loop]
+steps = 3
+batch = 4
+[student]
+share = 0.5
+[student.loop]
+steps = 2
+batch = 4
+[students.one]
+[students.two]
+init_from = "one"
+"""
+
+
+def test_jobs_train_the_same_models_as_one_process(tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(TINY)
+    weights = {}
+    for jobs, where in ((1, "plain"), (2, "jobs")):
+        out = tmp_path / where
+        run(PipelineSettings(recipe=str(tmp_path / "tiny.toml"), out=out, jobs=jobs))
+        for name in ("teacher", "one", "two"):
+            found = json.loads((out / f"{name}-uniform" / "manifest.json").read_text())
+            weights[where, name] = found["files"]["model.safetensors"]["sha256"]
+    for name in ("teacher", "one", "two"):
+        assert weights["plain", name] == weights["jobs", name]
+    assert "one, uniform source" in (tmp_path / "jobs" / "logs" / "one-uniform.log").read_text()
+    with pytest.raises(UserError, match="did you mean 'one-uniform'"):
+        run(PipelineSettings(recipe=str(tmp_path / "tiny.toml"), out=tmp_path / "jobs", only="oen-uniform"))
+
+
+def test_a_signal_is_passed_on_and_waited_for(tmp_path: Path) -> None:
+    child = (
+        "import signal,sys,time;signal.signal(signal.SIGTERM,lambda *_:(open(sys.argv[1],'w').close(),sys.exit(143)));"
+        "print('up',flush=True);time.sleep(60)"
+    )
+    mark, logs = tmp_path / "saved", tmp_path / "logs"
+    script = (
+        "from pathlib import Path;import sys;from tsdfm.pipeline.jobs import Crew,Job;"
+        f"command = lambda key: [sys.executable, '-c', {child!r}, {str(mark)!r}];"
+        f"Crew([Job('a', frozenset())], command, 1, Path({str(logs)!r})).run()"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script])
+    until = time.monotonic() + 60
+    while time.monotonic() < until and not ((logs / "a.log").is_file() and (logs / "a.log").read_text()):
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.wait(60) == 128 + signal.SIGTERM
+    assert mark.is_file()

@@ -1,0 +1,207 @@
+"""How the network is run: recordings are made once and change nothing, and batches fit the memory.
+
+A recording runs here by a stand-in that writes to fixed tensors, as a graph does; on a GPU by a graph.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tiny_nets import save_run, tiny_spec, tiny_velocity
+from torch import Tensor
+
+from tsdfm.cli import main
+from tsdfm.engine.graphs import Recording, Replayed
+from tsdfm.errors import UserError
+from tsdfm.nn.settings import NetSettings
+from tsdfm.samples.guide import Guide
+from tsdfm.samples.model import TextModel
+from tsdfm.samples.quick import PAYS, Compiled, Pass, Quick, by_logits, filled, fitting, row_bytes
+from tsdfm.student.settings import NavigateSettings
+from tsdfm.tokens.tokenizer import ByteTokenizer
+
+GIB = 2**30
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="records CUDA graphs")
+
+
+def tiny_model(quick: str = "auto", **spec: Any) -> TextModel:
+    return TextModel(tiny_velocity(tiny_spec(**spec)), ByteTokenizer(), "teacher", quick=quick)
+
+
+class ByHand(Replayed):
+    """Records on any device: a replay runs the function on the recording's own inputs, into its own output."""
+
+    def safe(self, inputs: Any) -> bool:
+        return not self.off
+
+    def record(self, inputs: Any) -> Recording:
+        static = [None if x is None else x.clone() for x in inputs]
+        output = self.fn(*static)
+        graph = SimpleNamespace(replay=lambda: output.copy_(self.fn(*static)))
+        return Recording(graph, [x for x in static if x is not None], output)
+
+
+@pytest.mark.parametrize("step_size", [False, True])
+@pytest.mark.parametrize("given", [{}, {"prefix": "Mia"}, {"trajectory": True}], ids=["free", "prefix", "watched"])
+def test_replays_change_nothing_and_are_recorded_once(step_size: bool, given: dict[str, Any]) -> None:
+    """Seven texts in threes: the last batch of one is filled up to three, and needs no recording of its own."""
+    model, plain = tiny_model("compile", step_size=step_size), tiny_model("off", step_size=step_size)
+    body = ByHand(model.velocity.net.hidden, model.velocity.net)
+    model.passes.body = body
+    for seed in (1, 2):
+        made = model.sample(n=7, steps=4, seed=seed, batch=3, **given)
+        wanted = plain.sample(n=7, steps=4, seed=seed, batch=3, **given)
+        assert torch.equal(made.tokens, wanted.tokens)
+        assert made.nfe == 4
+        if made.trajectory is not None and wanted.trajectory is not None:
+            assert made.trajectory.rows == wanted.trajectory.rows
+    assert [key[0][0] for key in body.made] == [((3, 20), (20, 1), torch.int64)]
+    model.sample(n=2, steps=3)
+    assert sorted(key[0][0][0][0] for key in body.made) == [2, 3]
+    assert model.passes.body is body
+
+
+def test_when_recording_pays() -> None:
+    gpu: Any = SimpleNamespace(device=torch.device("cuda"))
+    auto = Quick(gpu)
+    assert auto.pays(4, PAYS)
+    assert not auto.pays(4, PAYS - 1)
+    auto.known.add(4)  # recorded before
+    assert auto.pays(4, 1)
+    assert not auto.pays(5, 1)
+    assert not Quick(gpu, "off").pays(4, 10**6)
+    assert Quick(gpu, "compile").pays(4, 1)
+    assert not Quick(tiny_velocity(tiny_spec())).pays(4, 10**6)  # a CPU
+    assert tiny_model().passes.model(4, 10**6).body is None
+
+
+def test_a_way_that_does_not_exist() -> None:
+    with pytest.raises(UserError, match=r"'compil'.*compile"):
+        tiny_model("compil")
+
+
+def test_a_model_that_is_changed_has_recordings_of_its_own() -> None:
+    model = tiny_model()
+    other = dataclasses.replace(model, quick="off")
+    assert other.passes.how == "off"
+    assert other.passes is not model.passes
+
+
+def test_places_are_those_of_the_whole() -> None:
+    velocity = tiny_velocity(tiny_spec(step_size=True))
+    x, t = torch.arange(60).view(3, 20), torch.tensor([0.1, 0.5, 0.9])
+    places = torch.tensor([0, 59, 21, 7, 7])
+    with torch.no_grad():
+        whole = velocity(x, t, t / 4)
+        assert torch.equal(Pass(velocity)(x, t, t / 4), whole)
+        for model in (Pass(velocity), Pass(velocity, velocity.net.hidden), Pass(velocity, velocity.net.hidden, 5)):
+            read = model.look(x, t, t / 4)
+            assert torch.allclose(read(places), whole.flatten(0, 1)[places], rtol=1e-12, atol=1e-12)
+            assert read(places[:0]).shape == (0, 257)
+
+
+def test_the_head_sees_only_what_may_move() -> None:
+    """A prefix of 11 of 20 tokens with the anchor, mask source, one step: the nine others, and nothing else."""
+    model, rows = tiny_model(), list[int]()
+    model.velocity.net.head.register_forward_hook(lambda _, inputs, __: rows.append(inputs[0].numel() // 16))
+    model.sample(n=3, steps=1, prefix="0123456789")
+    assert rows == [27]
+    rows.clear()
+    model.sample(n=1, steps=200)
+    assert sum(rows) < 200 * 19 * 0.1  # of 3 800 logits rows: Σ 1/k ≈ 5.9 looks a position
+
+
+def test_filled() -> None:
+    x = torch.tensor([[1, 2], [3, 4]])
+    assert filled(x, 4).tolist() == [[1, 2], [3, 4], [3, 4], [3, 4]]
+    assert filled(x, 2) is x
+    assert filled(x[:, 0], 3).tolist() == [1, 3, 3]
+
+
+def test_a_compiler_that_fails_is_done_without(recwarn: pytest.WarningsRecorder) -> None:
+    def broken(*_: Any) -> Tensor:
+        raise torch._dynamo.exc.InternalTorchDynamoError("no compiler here\nand more")
+
+    body = Compiled(lambda x: x + 1)
+    body.inner = broken
+    for _ in range(3):
+        assert body(torch.ones(1)).tolist() == [2.0]
+    said = [str(w.message) for w in recwarn if "the network runs without" in str(w.message)]
+    assert said == ["torch.compile failed, the network runs without: no compiler here"]
+
+
+def test_a_bias_reaches_the_logits() -> None:
+    """All mass on "e": greedy or not, with a trajectory or without."""
+    model = tiny_model()
+    bias = torch.full((257,), -torch.inf)
+    bias[ord("e")] = 0.0
+    for given in ({}, {"trajectory": True}, {"temperature": 0.0}, {"prefix": "x"}):
+        text = model.sample(n=2, steps=3, bias=bias, **given).texts[1]
+        assert text == ("x" if "prefix" in given else "e") + "e" * 18
+    with pytest.raises(UserError, match="one number for each of the 257"):
+        model.sample(bias=bias[:5])
+
+
+def test_rows_that_fit() -> None:
+    """170M, |V| = 50 257, length 1 024: 4·(10·768 + 3·3 072) bytes a token, and 14 a logit where all are wanted."""
+    spec = tiny_spec(shape=NetSettings(preset="170m").shape(), vocab=50257, length=1024)
+    assert row_bytes(spec, whole=False) == 1024 * 4 * 16896  # 66 MiB
+    assert row_bytes(spec, whole=True) == 1024 * (4 * 16896 + 14 * 50257)
+    assert row_bytes(spec, whole=True, states=6) == 1024 * (6 * 4 * 16896 + 14 * 50257)
+    assert fitting(130 * GIB, row_bytes(spec, whole=False), 1024) == 64  # 2¹⁶ tokens are enough
+    assert fitting(130 * GIB, row_bytes(spec, whole=True), 1024) == 64
+    assert fitting(20 * GIB, row_bytes(spec, whole=True), 1024) == 8  # 13 would fit
+    assert fitting(6 * GIB, row_bytes(spec, whole=False), 1024) == 32  # 46 would
+    assert fitting(10**6, 10**9, 1024) == 1  # let it try
+    assert fitting(130 * GIB, 1000, 16) == 256
+    assert fitting(130 * GIB, 1000, 2**20) == 1
+
+
+def test_batches_are_shared_out_evenly() -> None:
+    model = tiny_model(length=4096)
+    assert model.batch_size() == 63
+    assert [model._rows(n, None, False, None) for n in (1, 63, 64, 130)] == [1, 63, 32, 44]
+    assert [model._rows(n, 50, False, None) for n in (1, 63, 130)] == [1, 50, 50]
+
+
+def test_a_guide_that_compares_texts_keeps_its_batch() -> None:
+    """A text then depends on the batch it is in: 63 and 1 as ever, not 32 and 32."""
+    model = tiny_model(length=4096)
+    guides = [Guide("sequence", None, NavigateSettings(selector="random", entropy=how)) for how in ("batch", "vocab")]
+    assert [model._rows(64, None, False, guide) for guide in guides] == [63, 32]
+    assert [model._rows(64, 10, False, guide) for guide in guides] == [10, 10]
+    spec = tiny_spec(vocab=50257, length=1024)
+    assert [by_logits(spec, torch.device(name)) for name in ("cuda", "cpu")] == [5, 1]
+
+
+@pytest.mark.parametrize("quick", ["off", "auto"])
+def test_the_command_takes_the_switch(tmp_path: Path, quick: str, capsys: pytest.CaptureFixture[str]) -> None:
+    save_run(tmp_path / "run", tiny_spec())
+    assert main(["sample", str(tmp_path / "run"), "--n", "1", "--steps", "2", "--quick", quick]) == 0
+    assert "2 network passes each" in capsys.readouterr().err
+    assert main(["sample", str(tmp_path / "run"), "--quick", "fast"]) == 2
+
+
+@needs_gpu
+@pytest.mark.parametrize("step_size", [False, True])
+@pytest.mark.parametrize("bf16", [False, True])
+def test_a_graph_writes_the_same_texts(step_size: bool, bf16: bool) -> None:
+    """Seven texts in fours: the recording of four, and the last three filled up to it. The plain run has four and
+    three, whose products may round otherwise in bf16: there the whole batch alone is compared."""
+    velocity = tiny_velocity(tiny_spec(step_size=step_size), torch.float32)
+    velocity.net.to("cuda").requires_grad_(False)
+    models = [TextModel(velocity, ByteTokenizer(), "teacher", bf16, quick) for quick in ("auto", "off")]
+    for seed in (1, 2):
+        made, wanted = (model.sample(n=7, steps=PAYS, seed=seed, batch=4, prefix="Mia").tokens for model in models)
+        assert torch.equal(made[:4] if bf16 else made, wanted[:4] if bf16 else wanted)
+    body = models[0].passes.body
+    assert isinstance(body, Replayed)
+    assert not body.off
+    assert len(body.made) == 1
+    assert models[1].passes.body is None
+    assert models[0].batch_size() == 256

@@ -1,0 +1,34 @@
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "nn")]
+
+
+@pytest.fixture(scope="session")
+def shipping(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of a teacher, a student and a compass, and two bundles of them: `int8` and `bf16`. Not to be changed."""
+    from ship_parts import make_runs, ship
+
+    home = make_runs(tmp_path_factory.mktemp("shipping"))
+    for weights in ("int8", "bf16"):
+        ship(home, home / weights, "--weights", weights)
+    return home
+
+
+@pytest.fixture
+def models(shipping: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package that came with one model, tsdfm-small, and a user in an empty folder."""
+    import shutil
+
+    from tsdfm.engine import bundle
+
+    folder, here = tmp_path / "models", tmp_path / "here"
+    shutil.copytree(shipping / "int8", folder / "tsdfm-small")
+    here.mkdir()
+    monkeypatch.setattr(bundle, "MODELS", folder)
+    monkeypatch.chdir(here)
+    return folder

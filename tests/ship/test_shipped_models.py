@@ -1,0 +1,183 @@
+"""Models by name: what comes with the package, and the commands without arguments."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tomllib
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+import torch
+
+import tsdfm
+from tsdfm.cli import main
+from tsdfm.compass.model import load_compass
+from tsdfm.engine import bundle
+from tsdfm.engine.manifest import file_sha256
+from tsdfm.errors import UserError
+
+
+def test_names(models: Path) -> None:
+    assert bundle.shipped_names() == ["tsdfm-small"]
+    student, teacher = tsdfm.load("tsdfm-small", "cpu"), tsdfm.load("tsdfm-small/teacher", "cpu")
+    assert (student.method, teacher.method) == ("ts-dfm", "teacher")
+    assert tsdfm.load("tsdfm-small/student", "cpu").velocity.sha256 == student.velocity.sha256
+    packed = file_sha256(models / "tsdfm-small" / "compass.safetensors")
+    assert load_compass("tsdfm-small", "cpu").sha256 == load_compass("tsdfm-small/compass", "cpu").sha256 == packed
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("tsdfm-smal", r"no checkpoint or run at tsdfm-smal, nor a shipped .* \(shipped: tsdfm-small\)"),
+        ("tsdfm-smal/teacher", r"\(shipped: tsdfm-small\)"),
+        ("tsdfm-small/techer", "tsdfm-small has no 'techer'; it has: student, teacher, compass"),
+        ("tsdfm-small/compass", "holds no velocity network"),
+        ("runs/mine/teacher", "no checkpoint or run at runs/mine/teacher$"),
+        ("../models/other", "no checkpoint or run at ../models/other$"),
+    ],
+)
+def test_names_that_mean_nothing(models: Path, name: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        tsdfm.load(name, "cpu")
+
+
+def test_a_teacher_is_no_compass(models: Path) -> None:
+    with pytest.raises(UserError, match=r"teacher\.safetensors holds no compass"):
+        load_compass("tsdfm-small/teacher", "cpu")
+    with pytest.raises(UserError, match="averaged weights alone"):
+        tsdfm.load("tsdfm-small", "cpu", which="model")
+
+
+def test_what_lies_on_the_disk_goes_before_a_name(models: Path, shipping: Path) -> None:
+    shutil.copytree(shipping / "bf16", "tsdfm-small")
+    assert tsdfm.load("tsdfm-small", "cpu").velocity.sha256 == file_sha256(shipping / "bf16" / "student.safetensors")
+    assert tsdfm.load("tsdfm-small/teacher", "cpu").velocity.checkpoint == Path("tsdfm-small/teacher.safetensors")
+    shutil.rmtree("tsdfm-small")
+    shutil.copytree(shipping / "teacher", "tsdfm-small")  # a run of that name
+    assert tsdfm.load("tsdfm-small", "cpu").method == "teacher"
+    shutil.rmtree("tsdfm-small")
+    Path("tsdfm-small").mkdir()
+    with pytest.raises(UserError, match="holds no complete checkpoint"):
+        tsdfm.load("tsdfm-small", "cpu")
+
+
+def texts(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The headings of the texts that were printed."""
+    return [line.split("─")[0].strip() for line in capsys.readouterr().out.splitlines() if line.startswith("text ")]
+
+
+def test_sampling_without_arguments(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sample"]) == 0
+    assert texts(capsys) == ["text 0, seed 0, 8 passes", "text 1, seed 0, 8 passes"]
+    assert main(["sample", "--n", "1", "--steps", "3", "--seed", "5", "--out", "t.jsonl"]) == 0
+    assert texts(capsys) == ["text 0, seed 5, 3 passes"]
+    (line,) = map(json.loads, Path("t.jsonl").read_text().splitlines())
+    assert line["tokens"] == tsdfm.load("tsdfm-small").sample(1, 3, 5).tokens[0].tolist()
+
+
+def test_a_bundle_says_how_it_is_sampled(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = models / "tsdfm-small" / "manifest.json"
+    own = {"n": 1, "steps": 5, "temperature": 0.5, "jump": "euler"}
+    file.write_text(json.dumps({**json.loads(file.read_text()), "defaults": own}))
+    student = tsdfm.load("tsdfm-small")
+
+    def made(*flags: str) -> list[int]:
+        assert main(["sample", *flags, "--out", "t.jsonl"]) == 0
+        found: list[int] = json.loads(Path("t.jsonl").read_text().splitlines()[0])["tokens"]
+        return found
+
+    assert made() == student.sample(1, 5, 0, temperature=0.5, jump="euler").tokens[0].tolist()
+    assert texts(capsys) == ["text 0, seed 0, 5 passes"]
+    assert made("--temperature", "1") == student.sample(1, 5, 0, jump="euler").tokens[0].tolist()
+    asked = student.sample(1, 5, 0, temperature=0.5, jump="cumulative").tokens[0].tolist()
+    assert made("--jump", "cumulative") == asked != made()
+    capsys.readouterr()
+    made("tsdfm-small/teacher")  # the defaults are the student's
+    assert texts(capsys) == [f"text {i}, seed 0, 16 passes" for i in range(4)]
+
+
+def test_a_run_is_sampled_as_ever(models: Path, shipping: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sample", str(shipping / "student")]) == 0
+    assert texts(capsys) == [f"text {i}, seed 0, 16 passes" for i in range(4)]
+
+
+def test_the_shipped_compass_guides(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sample", "--guide", "sequence", "--compass", "tsdfm-small", "--n", "1"]) == 0
+    assert "compass calls" in capsys.readouterr().err
+    assert main(["sample", "--save-trajectory", "way.json", "--compass", "tsdfm-small/compass"]) == 0
+    assert json.loads(Path("way.json").read_text())["compass"] == load_compass("tsdfm-small", "cpu").sha256[:16]
+
+
+def test_viewing_without_arguments(models: Path) -> None:
+    assert main(["view", "--no-open", "--out", "page.html"]) == 0
+    text = Path("page.html").read_text(encoding="utf-8")
+    (player,) = json.loads(text.split('id="data">')[1].split("</script>")[0])["players"]
+    assert [panel["name"] for panel in player["panels"]] == ["teacher", "ts-dfm"]
+    starts = [[row["start"] for row in panel["rows"]] for panel in player["panels"]]
+    assert starts[0] == starts[1]
+    assert len(starts[0]) == 3
+    for panel in player["panels"]:
+        assert [len(row["steps"]) for row in panel["rows"]] == [8, 8, 8]
+        states = torch.tensor([row["start"] for row in panel["rows"]])
+        energies = load_compass("tsdfm-small", "cpu").energy(states).tolist()
+        assert [row["energy"] for row in panel["rows"]] == pytest.approx(energies, abs=1e-3)
+
+
+def test_viewing_in_the_terminal(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["view", "--terminal", "--n", "1", "--steps", "2"]) == 0
+    shown = capsys.readouterr().out
+    for word in ("teacher   step 0/2", "ts-dfm   step 2/2", "energy"):
+        assert word in shown
+    assert main(["view", "tsdfm-small/teacher", "--terminal", "--n", "1", "--steps", "2"]) == 0
+    assert "ts-dfm" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["sample"], ["view"], ["card"]])
+def test_a_copy_without_models_says_what_to_do(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bundle, "MODELS", tmp_path / "nothing")
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("tsdfm: no model came with this copy of tsdfm: name a run folder or a bundle")
+    assert said.count("\n") == 1
+    with pytest.raises(UserError, match=r"nor a shipped model of that name \(none came along\)"):
+        tsdfm.load("tsdfm-small", "cpu")
+
+
+def test_cards_by_name(models: Path, shipping: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["card"], ["card", "tsdfm-small"], ["card", "tsdfm-small/teacher"]):
+        assert main(words) == 0
+        assert capsys.readouterr().out.startswith("# tsdfm-small\n")
+    for words, said in (
+        (["card", "other"], "shipped: tsdfm-small"),
+        (["card", str(shipping / "student")], "no bundle"),
+    ):
+        assert main(words) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_every_model_of_the_package_is_whole() -> None:
+    """Whatever lies in the package's own folder loads, belongs together, and keeps to the limit."""
+    for name in bundle.shipped_names():
+        found = bundle.read_bundle(bundle.MODELS / name)
+        assert found.manifest["name"] == name
+        student = tsdfm.load(name, "cpu")
+        for role in found.roles[1:]:
+            if role == "compass":
+                load_compass(name, "cpu").match(student.velocity.spec, "the student")
+            else:
+                student.velocity.spec.match(tsdfm.load(f"{name}/{role}", "cpu").velocity.spec, "the teacher")
+    files = [path for path in bundle.MODELS.rglob("*") if path.is_file()] if bundle.MODELS.is_dir() else []
+    assert sum(path.stat().st_size for path in files) <= 80e6
+
+
+def test_the_wheel_takes_the_models_along() -> None:
+    root = Path(__file__).parents[2]
+    rules = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    model = Path(bundle.__file__).parents[1].joinpath("ship", "models", "x", "student.safetensors").relative_to(root)
+    assert any(fnmatch(str(model), pattern) for pattern in rules["artifacts"])
+    assert any(model.is_relative_to(place) for place in rules["targets"]["wheel"]["packages"])
