@@ -179,7 +179,7 @@ def test_wikitext_spelling_and_titles() -> None:
         ("a\r\n\r\n  b \n\n\n c\r", "a\nb\nc"),
         ("‘I’m’ “here”…", "'I'm' \"here\"..."),
         ("well -- yes—no — and ---- stays", "well—yes—no—and ---- stays"),
-        ("two  spaces,\ta tab,\xa0a hard\xad space", "two spaces, a tab, a hard space"),
+        ("two  spaces,\ta tab,\xa0a hard\xad space\ufeff", "two spaces, a tab, a hard space"),
     ],
 )
 def test_tidy_text_has_one_way_to_write_each_thing(text: str, wanted: str) -> None:

@@ -99,6 +99,19 @@ def test_near_temperatures_and_extreme_rows(monkeypatch: pytest.MonkeyPatch) -> 
     torch.testing.assert_close(mine.p_z, theirs.p_z, rtol=1e-6, atol=1e-300)
 
 
+def test_moments_leave_the_rest_of_a_row_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entropy, argmax, confidence and the plain draw come from the same launch, and know nothing of temperatures."""
+    logits, z, _, u, u_fresh = inputs(5, 700, 5, 3.0, torch.float32)
+    logits += torch.tensor([0.0, 80.0, -80.0, 500.0, -500.0], device=DEVICE)[:, None]
+    beta = (1.0 / torch.linspace(0.7, 1.3, 5)).expand(5, 5).contiguous().to(DEVICE)
+    found = {}
+    for moments in (0, 10):
+        monkeypatch.setattr(draw_triton, "MOMENTS", moments)
+        found[moments] = launched(logits, z, beta, u, u_fresh, stats=True)
+    for name in ("lse", "entropy", "confidence", "top", "fresh"):
+        torch.testing.assert_close(getattr(found[10], name), getattr(found[0], name), rtol=1e-6, atol=1e-6)
+
+
 def test_stratified_draws_by_moments(monkeypatch: pytest.MonkeyPatch) -> None:
     """As below, for the hottest and the coldest of Navigate's candidates."""
     monkeypatch.setattr(draw_triton, "MOMENTS", 10)

@@ -17,6 +17,7 @@ from tsdfm.compass.model import load_compass
 from tsdfm.engine import bundle
 from tsdfm.engine.manifest import file_sha256
 from tsdfm.errors import UserError
+from tsdfm.nn.velocity import load_velocity
 
 
 def test_names(models: Path) -> None:
@@ -26,6 +27,32 @@ def test_names(models: Path) -> None:
     assert tsdfm.load("tsdfm-small/student", "cpu").velocity.sha256 == student.velocity.sha256
     packed = file_sha256(models / "tsdfm-small" / "compass.safetensors")
     assert load_compass("tsdfm-small", "cpu").sha256 == load_compass("tsdfm-small/compass", "cpu").sha256 == packed
+
+
+def test_an_input_of_a_training_means_the_model_it_asks_for(models: Path, shipping: Path) -> None:
+    """A bundle given as the teacher is its teacher, not the student that its folder means elsewhere."""
+    home = models / "tsdfm-small"
+    teacher = tsdfm.load("tsdfm-small/teacher", "cpu").velocity.sha256
+    assert load_velocity(Path("tsdfm-small"), role="teacher").sha256 == teacher
+    assert load_velocity(home, role="teacher").sha256 == load_velocity(home / "teacher").sha256 == teacher
+    for name, role in (
+        ("teacher", "teacher"),
+        ("compass", "compass"),
+        ("proposer", "student"),
+        ("init_from", "teacher"),
+    ):
+        assert bundle.on_disk(Path("tsdfm-small"), name) == home / f"{role}.safetensors"
+    assert bundle.on_disk(shipping / "teacher", "teacher") == shipping / "teacher"
+    assert bundle.on_disk(home, "tokens") == home
+
+
+def test_names_also_work_inside_a_bundle_or_beside_a_manifest_of_others(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("manifest.json").write_text('["of another program"]')
+    wanted = tsdfm.load("tsdfm-small", "cpu").velocity.sha256
+    monkeypatch.chdir(models / "tsdfm-small")
+    assert tsdfm.load("tsdfm-small", "cpu").velocity.sha256 == wanted
 
 
 @pytest.mark.parametrize(

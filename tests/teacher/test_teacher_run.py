@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import tsdfm
 from tsdfm.corpus.run import run as make_corpus
 from tsdfm.corpus.settings import CorpusSettings
 from tsdfm.engine.checkpoint import load_weights
 from tsdfm.engine.distributed import World
-from tsdfm.engine.manifest import read_manifest
+from tsdfm.engine.manifest import file_sha256, read_manifest, write_json
+from tsdfm.engine.packed import pack, unpack
 from tsdfm.engine.settings import LoopSettings, OptimSettings
 from tsdfm.engine.task import Context
 from tsdfm.errors import UserError
@@ -165,6 +167,23 @@ def test_init_from_is_not_resume(trained: TeacherSettings, tmp_path: Path, resum
     assert read_manifest(tmp_path / "new")["parent"]["path"] == str(trained.out)
 
 
+def test_a_bundle_can_be_trained_on(trained: TeacherSettings, tmp_path: Path) -> None:
+    """Weights travel between machines as a bundle; a run that goes on from one says from which file."""
+    (tmp_path / "mine").mkdir()
+    file = tmp_path / "mine" / "teacher.safetensors"
+    save_file(pack(load_weights(trained.out, "ema"), "int8"), file)
+    about = {**read_manifest(trained.out), "sha256": file_sha256(file), "bytes": file.stat().st_size}
+    write_json(tmp_path / "mine" / "manifest.json", {"stage": "ship", "format": 1, "members": {"teacher": about}})
+    new = settings_for(
+        trained.tokens, tmp_path / "new", 1, source=trained.source, init_from=tmp_path / "mine" / "teacher"
+    )
+    run(dataclasses.replace(new, optim=dataclasses.replace(new.optim, lr=1e-12, weight_decay=0.0, ema=0.0)))
+    packed, begun = unpack(load_file(file)), load_weights(tmp_path / "new", "model")
+    for name, weight in packed.items():
+        torch.testing.assert_close(begun[name], weight, rtol=0, atol=1e-9)
+    assert read_manifest(tmp_path / "new")["parent"] == {"path": str(file), "sha256": file_sha256(file)}
+
+
 def test_init_from_refusals(trained: TeacherSettings, tokens: Path, others: Path, tmp_path: Path) -> None:
     new = settings_for(tokens, tmp_path / "new", 1, source=trained.source, init_from=trained.out)
     with pytest.raises(UserError, match="has vocab 380, this model has 370: they do not belong together"):
@@ -174,7 +193,7 @@ def test_init_from_refusals(trained: TeacherSettings, tokens: Path, others: Path
         run(dataclasses.replace(new, source=other_source))
     with pytest.raises(UserError, match="network of another size"):
         run(dataclasses.replace(new, net=dataclasses.replace(new.net, width=64)))
-    with pytest.raises(UserError, match="no folder"):
+    with pytest.raises(UserError, match="no checkpoint or run"):
         run(dataclasses.replace(new, init_from=tmp_path / "nowhere"))
     assert not (tmp_path / "new").exists()  # nothing was begun
 

@@ -10,6 +10,7 @@ from tsdfm.compass.network import CompassSpec, EnergyNet, spec_from, start_from_
 from tsdfm.compass.ratio import RatioTask
 from tsdfm.compass.settings import CompassSettings
 from tsdfm.compass.task import CompassTask, make_negatives
+from tsdfm.engine.bundle import on_disk
 from tsdfm.engine.checkpoint import load_weights
 from tsdfm.engine.distributed import World, join
 from tsdfm.engine.task import Record
@@ -25,7 +26,7 @@ def run(settings: CompassSettings) -> Path:
     """Train a compass and return its run folder."""
     rows = TokenRows(settings.tokens, "train")
     with join(settings.loop.device) as world:
-        teacher = load_velocity(settings.teacher, world.device)
+        teacher = load_velocity(settings.teacher, world.device, role="teacher")
         spec = spec_from(teacher.spec, settings.net.shape(), settings.objective)
         check_rows(spec, rows, "the teacher")
         task = task_for(settings, spec, teacher, rows, world)
@@ -77,11 +78,11 @@ def start(model: EnergyNet, settings: CompassSettings, spec: CompassSpec, teache
 
 def record_for(settings: CompassSettings, spec: CompassSpec) -> Record:
     """What the run's manifests say. `compass` rather than `model`: nobody may take it for a velocity network."""
-    inputs = {"tokens": settings.tokens, "teacher": settings.teacher}
+    inputs = {"tokens": settings.tokens, "teacher": on_disk(settings.teacher, "teacher")}
     if settings.init_from is not None:
         inputs["init_from"] = settings.init_from
     if settings.ratio.proposer is not None and settings.objective == "ratio":
-        inputs["proposer"] = settings.ratio.proposer
+        inputs["proposer"] = on_disk(settings.ratio.proposer, "proposer")
     same = replace(spec, shape=replace(spec.shape, checkpoint=False))  # costs time, saves memory, changes no number
     plain = to_dict(settings)
     own = ("negatives", "lambda_reg", "lambda_order", "gamma", "delta_min", "delta_max", "t_floor", "clean", "corrupt")

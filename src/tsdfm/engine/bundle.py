@@ -34,6 +34,8 @@ DEFAULT = "tsdfm-small"
 STAGE = "ship"
 FORMAT = 1
 ROLES = ("student", "teacher", "compass")
+INPUTS = {"teacher": "teacher", "init_from": "teacher", "compass": "compass", "proposer": "student"}
+"""Inputs of a training that may be a bundle's, and which of its models they mean."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 MEND = "copy the bundle again, or install tsdfm again if it came with it"
 
@@ -59,7 +61,7 @@ class Bundle:
     def member(self, role: str) -> Member:
         """One of its models."""
         if role not in self.roles:
-            raise UserError(f"{self.folder.name} has no {role!r}; it has: {', '.join(self.roles)}")
+            raise UserError(f"{self.folder.resolve().name} has no {role!r}; it has: {', '.join(self.roles)}")
         return Member(self, role, self.manifest["members"][role])
 
 
@@ -117,11 +119,17 @@ def find_member(path: Path, role: str) -> Member | None:
     return None if found is None else found[0].member(found[1] or role)
 
 
+def on_disk(path: Path, name: str) -> Path:
+    """What input `name` of a training means on the disk, for its hash: a bundle's packed file, any other path itself."""
+    member = find_member(path, INPUTS[name]) if name in INPUTS else None
+    return path if member is None else member.file
+
+
 def find_shipped(path: Path) -> tuple[Bundle, str | None] | None:
     """The bundle that `path` means and the model it names, if it does: FOLDER, FOLDER/teacher, NAME, NAME/teacher."""
     if path.exists():
         return (read_bundle(path), None) if is_bundle(path) else None
-    if is_bundle(path.parent):
+    if path.name in ROLES and is_bundle(path.parent):
         return read_bundle(path.parent), path.name
     parts = path.parts
     if not (1 <= len(parts) <= 2 and NAME.fullmatch(parts[0]) and is_bundle(MODELS / parts[0])):
@@ -133,7 +141,10 @@ def is_bundle(folder: Path) -> bool:
     """Did `tsdfm ship` make it? A run's folder is told by its checkpoints, without reading its manifest."""
     if (folder / CHECKPOINTS).exists() or (folder / STATE).exists() or not (folder / MANIFEST).is_file():
         return False
-    return read_json(folder / MANIFEST).get("stage") == STAGE
+    try:
+        return read_json(folder / MANIFEST).get("stage") == STAGE
+    except UserError:  # another program's
+        return False
 
 
 def read_bundle(folder: Path) -> Bundle:

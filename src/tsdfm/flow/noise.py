@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from tsdfm import kernels
+from tsdfm.errors import UserError
 
 GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
 MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
@@ -41,6 +42,8 @@ def mix64(x: Tensor) -> Tensor:
 @functools.lru_cache(maxsize=4096)
 def salt_of(seed: int, stream: int) -> int:
     """What is mixed into every row's key; a number of the host, so that no device is waited for."""
+    if not -(2**63) <= seed < 2**63:
+        raise UserError(f"a seed is a whole number of 64 bits, not {seed}")
     salt = torch.tensor([seed, stream], dtype=torch.int64)
     return int(mix64(mix64(salt[0] + GOLDEN) ^ (salt[1] * MIX_1)))
 

@@ -218,8 +218,8 @@ def choice_kernel(
         empty = (high == float("-inf")) & (l_z == float("-inf"))
         rest = (V - has_z.to(tl.int32)).to(tl.float64)
         if J > 0:
-            low, high = _range(beta, n, K)
-            middle = _middle(low, high)
+            coldest, hottest = _range(beta, n, K)
+            middle = _middle(coldest, hottest)
             i = tl.arange(0, JP)
             here = (i[:, None] < J) & (b[None, :] < NB)
             moments = tl.load(sums + (n * S + i[:, None]) * NB + b[None, :], mask=here, other=0.0)
@@ -228,7 +228,7 @@ def choice_kernel(
             rate = tl.load(beta + n * K + k)
             s = tl.load(sums + (n * S + k) * NB + b, mask=b < NB, other=0.0)
             if J > 0:  # noqa: SIM102 (the first is a choice at compile time)
-                if _near(low, high):
+                if _near(coldest, hottest):
                     s = _joined(moments, lines, rate, middle, J, JP)
             s = s.to(tl.float64)
             weights = s * tl.exp(below * rate.to(tl.float64))

@@ -119,14 +119,19 @@ def spec_in(manifest: dict[str, Any], path: Path) -> VelocitySpec:
 
 
 def load_velocity(
-    path: Path, device: torch.device | str = "cpu", *, which: str = "ema", choose: str = "newest"
+    path: Path,
+    device: torch.device | str = "cpu",
+    *,
+    which: str = "ema",
+    choose: str = "newest",
+    role: str = "student",
 ) -> Velocity:
     """The network of a run (its newest or best checkpoint), of one checkpoint or of a bundle, in eval mode.
 
     `which` picks the averaged (`ema`) or the plain weights (`model`). `tsdfm-small` and `tsdfm-small/teacher` are
-    those that came with tsdfm.
+    those that came with tsdfm; `role` is the one of a bundle that is meant where its path names none.
     """
-    found = find_weights(path, "student", which=which, choose=choose)
+    found = find_weights(path, role, which=which, choose=choose)
     spec = spec_in(found.manifest, found.place)
     net = spec.network()
     weights = found.weights()

@@ -41,8 +41,10 @@ def is_finished(settings: Any) -> bool:
 
 def input_path(settings: Any, name: str) -> Path | None:
     """Where a stage's settings have one of its inputs, if they still have it."""
+    from tsdfm.engine.bundle import on_disk
+
     found: Path | None = settings.ratio.proposer if name == "proposer" else getattr(settings, name)
-    return found
+    return found if found is None else on_disk(found, name)
 
 
 def comparable(settings: Mapping[str, Any]) -> dict[str, Any]:

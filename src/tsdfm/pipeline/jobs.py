@@ -6,6 +6,7 @@ Small models leave most of a large GPU idle; several of them share it well (bett
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -104,6 +105,9 @@ class Crew:
     def reason(self, job: Job) -> str:
         """The last line a failed process said, and where the rest is."""
         path = self.logs / f"{job.key}.log"
+        if job.code is not None and job.code < 0:
+            more = ", perhaps for want of memory: try fewer jobs" if job.code == -signal.SIGKILL else ""
+            return f"ended by signal {-job.code}{more} (see {path})"
         lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
         return f"{lines[-1].strip() if lines else f'ended with code {job.code}'} (see {path})"
 

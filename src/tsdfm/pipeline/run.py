@@ -67,7 +67,9 @@ def run_jobs(stages: Sequence[Stage], settings: PipelineSettings, say: Callable[
 
 def refuse(only: str, stages: Sequence[Stage]) -> NoReturn:
     """There is no such model."""
-    raise UserError(f"the recipe trains no {only!r}{nearest(only, [stage.key for stage in stages if stage.key])}")
+    raise UserError(
+        f"the recipe trains no {only!r}{nearest(only, list(dict.fromkeys(stage.key for stage in stages if stage.key)))}"
+    )
 
 
 def overrides(pairs: tuple[str, ...]) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class Originals:
 
 def run(settings: ShipSettings) -> Path:
     """Write the bundle, say how large it is, and return its folder."""
-    out = settings.out
+    out = settings.out.resolve()
     if not NAME.fullmatch(settings.name):
         raise UserError(f"a bundle's name has letters, digits, dots and dashes, not {settings.name!r}")
     if out.exists() and not is_bundle(out) and (not out.is_dir() or any(out.iterdir())):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tsdfm.compass.model import Compass, load_compass
+from tsdfm.engine.bundle import on_disk
 from tsdfm.engine.checkpoint import Store, find_checkpoint, load_weights, read_state
 from tsdfm.engine.distributed import World, join
 from tsdfm.engine.manifest import input_sha256
@@ -57,7 +58,7 @@ def load_teacher(settings: StudentSettings, spec: VelocitySpec, world: World) ->
     if settings.target != "teacher":
         return None
     path = teacher_path(settings)
-    teacher = load_velocity(path, world.device)
+    teacher = load_velocity(path, world.device, role="teacher")
     spec.match(teacher.spec, f"the teacher {path}")
     return teacher
 
@@ -115,7 +116,7 @@ def inputs_of(settings: StudentSettings) -> dict[str, Path]:
         inputs["teacher"] = teacher_path(settings)
     if settings.compass is not None and settings.policy != "blind":
         inputs["compass"] = settings.compass
-    return inputs
+    return {name: on_disk(path, name) for name, path in inputs.items()}
 
 
 def known_inputs(settings: StudentSettings, inputs: dict[str, Path]) -> dict[str, str]:

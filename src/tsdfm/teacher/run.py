@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from tsdfm.engine.checkpoint import load_weights
+from tsdfm.engine.bundle import on_disk
 from tsdfm.engine.distributed import join
 from tsdfm.engine.task import Record
 from tsdfm.errors import UserError
-from tsdfm.nn.velocity import VelocitySpec, read_spec
+from tsdfm.nn.velocity import VelocitySpec, load_velocity
 from tsdfm.teacher.settings import TeacherSettings
 from tsdfm.teacher.task import TeacherTask
 from tsdfm.tokens.rows import TokenRows, valid_rows
@@ -43,21 +43,23 @@ def spec_for(settings: TeacherSettings, rows: TokenRows) -> VelocitySpec:
 def record_for(settings: TeacherSettings, spec: VelocitySpec) -> Record:
     """What the run's manifests say, and what a resumed run must share with its checkpoint."""
     same = replace(spec, shape=replace(spec.shape, checkpoint=False))  # costs time, saves memory, changes no number
-    start = {"init_from": settings.init_from} if settings.init_from is not None else {}
+    origin = on_disk(settings.init_from, "init_from") if settings.init_from is not None else None
+    start = {"init_from": origin} if origin is not None else {}
     return Record(
         stage="teacher",
         settings=settings,
         inputs={"tokens": settings.tokens, **start},
-        parent=settings.init_from,
+        parent=origin,
         extra={"model": spec.plain()},
         identity={"model": same.plain(), "loss": settings.loss, "time_power": settings.time_power},
     )
 
 
 def start_from(task: TeacherTask, spec: VelocitySpec, path: Path) -> None:
-    """Begin a new run with the averaged weights of another."""
-    spec.match(read_spec(path), f"the model to start from, {path},")
+    """Begin a new run with the averaged weights of another, or of a bundle's teacher."""
+    other = load_velocity(path, role="teacher")
+    spec.match(other.spec, f"the model to start from, {path},")
     try:
-        task.model.load_state_dict(load_weights(path))
+        task.model.load_state_dict(other.net.state_dict())
     except RuntimeError:
         raise UserError(f"{path} has a network of another size: use the same net settings to start from it") from None

@@ -24,7 +24,9 @@ class TeacherSettings:
     time_power: float = option(1.0, "times are drawn as u^time_power; below 1 shows later, cleaner states more often")
     eval_rows: int = option(256, "held-out rows of an evaluation")
     eval_times: int = option(8, "times at which each held-out row is looked at for the ELBO")
-    init_from: Path | None = option(None, "start from the weights of this run or checkpoint (a new run, not a resume)")
+    init_from: Path | None = option(
+        None, "start from the weights of this run, checkpoint or bundle (a new run, not a resume)"
+    )
     resume: bool = option(False, "go on from the newest checkpoint in --out")
     net: NetSettings = option(NetSettings(), "the network")
     loop: LoopSettings = option(LoopSettings(), "the training loop")

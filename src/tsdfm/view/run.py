@@ -1,4 +1,4 @@
-"""`tsdfm view`: find the trajectories, then show them in the browser, over a port, or in the terminal."""
+"""`tsdfm view`: find the trajectories, then show them in the browser, over a port, in the terminal, or as a picture."""
 
 from __future__ import annotations
 
@@ -14,13 +14,19 @@ from tsdfm.view.settings import ViewSettings
 
 
 def run(settings: ViewSettings) -> Path | None:
-    """Show; returns the page that was written, if one was."""
+    """Show; returns the page or picture that was written, if one was."""
     ways = find_trajectories(settings)
     if settings.terminal:
         from tsdfm.view.terminal import replay_all
 
         replay_all(ways, seconds=settings.seconds)
         return None
+    if settings.image is not None:
+        from tsdfm.view.image import trajectory_image
+
+        picture = write_page(settings.image, trajectory_image(ways))
+        print(picture)
+        return picture
     text = trajectory_page(ways)
     path = None
     if settings.out is not None or settings.serve is None:

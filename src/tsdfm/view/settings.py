@@ -24,6 +24,7 @@ class ViewSettings:
         None, "score every state by this compass, when models are sampled; a bundle has its own"
     )
     out: Path | None = option(None, "write the page to this file; none is a file in the temporary folder")
+    image: Path | None = option(None, "write a still picture of the first text (SVG) to this file instead")
     no_open: bool = option(False, "write the page and print its path, but open no browser")
     serve: int | None = option(None, "serve the page on 127.0.0.1 at this port (0 finds one) instead of opening it")
     terminal: bool = option(False, "play in the terminal instead")
@@ -32,5 +33,7 @@ class ViewSettings:
     def __post_init__(self) -> None:
         if self.serve is not None and not 0 <= self.serve <= 65535:
             raise UserError(f"a port lies in 0 to 65535, not {self.serve}")
+        if self.image is not None and (self.terminal or self.serve is not None or self.out is not None):
+            raise UserError("--image makes a picture and no page: leave out --serve, --out and --terminal, or --image")
         if self.terminal and (self.serve is not None or self.out is not None):
             raise UserError("--terminal makes no page: leave out --serve and --out, or --terminal")
