@@ -12,12 +12,15 @@ import pytest
 
 from tsdfm.cli import VERBS, main, read
 from tsdfm.corpus.world import world_named
+from tsdfm.errors import UserError
 from tsdfm.judges.world import WorldJudge
 from tsdfm.report.cells import load_cell
+from tsdfm.report.commands.mauve import nearness
 from tsdfm.report.desk import command_line
 from tsdfm.report.paper import LABELS, MAIN
-from tsdfm.report.settings import CandidatesSettings
+from tsdfm.report.settings import CandidatesSettings, FrontierSettings, PolicySettings
 from tsdfm.student.settings import NavigateSettings
+from tsdfm.tokens.rows import TokenRows
 
 SAMPLES = ["--samples", "4", "--device", "cpu"]
 
@@ -142,6 +145,17 @@ def test_mauve(report_home: Path, own_judge: Path, tmp_path: Path) -> None:
     assert found["clusters"] == 2
     assert found["samples"] == 16
     assert any("2 clusters of 16 and 16 texts" in note for note in found["notes"])
+    assert not any("too high" in note for note in found["notes"])  # a row is a whole story
+
+
+def test_mauve_says_how_near_its_two_held_out_sets_are(report_home: Path, tmp_path: Path) -> None:
+    words = ["--corpus", f"{report_home}/corpus", "--out", f"{tmp_path}/tokens", "--vocab-size", "400"]
+    assert main(["tokens", *words, "--length", "16", "--layout", "packed", "--workers", "1"]) == 0
+    rows = TokenRows(tmp_path / "tokens", "valid")
+    (note,) = nearness(rows, len(rows) // 2)
+    assert note.startswith("held-out text may stand too high: its rows lie 1.0 rows from those it is compared with")
+    assert f"lie {len(rows) / 32:.1f} rows" in nearness(rows, 16)[0]
+    assert nearness(TokenRows(report_home / "tokens", "valid"), 16) == []
 
 
 def test_threshold(report_home: Path, out: Path) -> None:
@@ -277,6 +291,9 @@ def test_a_command_makes_itself_again() -> None:
         (["report", "prefix", "{home}", "--prefix-tokens", "900"], "longer than the prefix"),
         (["report", "diversity", "{home}", "--completions", "1"], "2 completions"),
         (["report", "frontier", "{home}", "--unigram", "nobody"], "give --unigram one of teacher, fs-dfm"),
+        (["report", "policy", "{home}", "--temperatures", "0.8,-1"], "temperatures of a sweep must be above 0"),
+        (["report", "candidates", "{home}", "--temperatures", "0.8,nan"], "temperatures of a sweep must be above 0"),
+        (["report", "frontier", "{home}", "--temperatures", "0,1"], "temperatures of a sweep must be above 0"),
         (["report", "mauve", "{home}"], "MAUVE needs the features of a network"),
         (["report", "mauve", "{home}", "--clusters", "1"], "clusters must be at least 2"),
     ],
@@ -284,3 +301,11 @@ def test_a_command_makes_itself_again() -> None:
 def test_mistakes(words: list[str], said: str, report_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([word.format(home=report_home) for word in words]) == 2
     assert said in capsys.readouterr().err.replace("\n", " ")
+
+
+@pytest.mark.parametrize("kind", [CandidatesSettings, PolicySettings, FrontierSettings])
+@pytest.mark.parametrize("bad", [-1.0, 0.0, float("nan"), float("inf")])
+def test_temperatures_are_refused_before_anything_is_sampled(kind: type[Any], bad: float) -> None:
+    with pytest.raises(UserError, match="must be above 0"):
+        kind(runs=(Path("x"),), temperatures=(0.8, bad))
+    assert kind(runs=(Path("x"),), temperatures=(0.8,)).temperatures == (0.8,)

@@ -120,7 +120,7 @@ def find_member(path: Path, role: str) -> Member | None:
 
 
 def on_disk(path: Path, name: str) -> Path:
-    """What input `name` of a training means on the disk, for its hash: a bundle's packed file, any other path itself."""
+    """What input `name` of a training means on the disk, for its hash: a bundle's packed file, another path itself."""
     member = find_member(path, INPUTS[name]) if name in INPUTS else None
     return path if member is None else member.file
 

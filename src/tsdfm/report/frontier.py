@@ -162,9 +162,7 @@ def compare(method: Sequence[Sweep], control: Sequence[Sweep], *, draws: int, se
     at, over = list[float | None](), list[float | None]()
     if all(len(cell.ppl) == n for cell in (*method, *control)):
         picks = resamples(n, seed, draws)
-        mine, theirs = (
-            Curves(*map(torch.stack, zip(*(c.draws(picks) for c in line), strict=True))) for line in (method, control)
-        )
+        mine, theirs = Curves.of(method, picks), Curves.of(control, picks)
         at = ratios_at(mine, own, theirs) if own is not None else [None] * draws
         over = mean_ratios(mine, theirs)
     first = ratio_at(one[own][1], one[own][0], two) if own is not None else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,6 +15,12 @@ Jump = Literal["auto", "euler", "cumulative"]
 Definition = Literal["paper", "geometric"]
 DEFINITION = "perplexity of several texts: the mean of theirs, or exp of their mean log, which one bad text moves less"
 BLIND = "temperatures of a sweep without guidance, to compare guided texts with at their entropy; empty is none"
+
+
+def check_sweep(temperatures: tuple[float, ...]) -> None:
+    """Refuse what cannot be sampled before anything is."""
+    if not all(0 < temperature < math.inf for temperature in temperatures):
+        raise UserError("temperatures of a sweep must be above 0, and finite")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +50,9 @@ class MeasureSettings:
             raise UserError("steps takes step counts of at least 1, and samples must be at least 1")
         if self.show < 0 or not self.temperature >= 0:
             raise UserError("show and temperature may not be negative")
-        if not self.temperatures or not min(self.temperatures) > 0:
-            raise UserError("temperatures of a sweep must be above 0")
+        if not self.temperatures:
+            raise UserError("a sweep needs at least one of temperatures")
+        check_sweep(self.temperatures)
 
     def steps_of(self, method: str) -> tuple[int, ...]:
         """The step counts of a method: a teacher has a list of its own."""
@@ -105,6 +113,12 @@ class FrontierSettings(ReportSettings):
         "methods that each is compared with too, where they are",
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.temperatures:
+            raise UserError("a sweep needs at least one of temperatures")
+        check_sweep(self.temperatures)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ThresholdSettings(ReportSettings):
@@ -132,6 +146,10 @@ class CandidatesSettings(GuidedSettings):
     policy: PolicyName = option("sequence-to-token", "the policy")
     temperatures: tuple[float, ...] = option((), BLIND)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_sweep(self.temperatures)
+
 
 @dataclass(frozen=True, kw_only=True)
 class PolicySettings(GuidedSettings):
@@ -139,6 +157,10 @@ class PolicySettings(GuidedSettings):
 
     steps: tuple[int, ...] = option((8, 16), "step counts (the paper has 8, 16, 32 and 64)")
     temperatures: tuple[float, ...] = option((), BLIND)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_sweep(self.temperatures)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from tsdfm.compass.statistics import wilson
-from tsdfm.report.claims.evidence import Answer, Evidence, Part, Row, Verdict, figure, matched_ratio, ratio_of
+from tsdfm.report.claims.comparisons import at_matched_entropy, best_against_control, compared, versus
+from tsdfm.report.claims.evidence import (
+    NOT_MEASURED,
+    Answer,
+    Evidence,
+    Part,
+    Row,
+    Verdict,
+    figure,
+    matched_ratio,
+    missing,
+)
 from tsdfm.report.settings import ClaimsSettings
 from tsdfm.report.unigram import SUFFIX
 
 GUIDED = "sequence-to-token"
 LATE = (32, 64)
-UNJUDGED = "velocity_step"
+UNJUDGED = ("velocity_step", "overall")  # of a compass's accuracies: what is not a judged strategy
 
 
 @dataclass(frozen=True)
@@ -26,94 +37,56 @@ class Claim:
     judged: bool = True  # does a judge come into it?
 
 
-def versus(found: Evidence, one: str, two: str, steps: Iterable[int]) -> list[Part]:
-    """`one` beats `two` at T = 1, at each of these step counts."""
-    parts = []
-    for at in steps:
-        a, b = found.row(one, at), found.row(two, at)
-        ratio = ratio_of(a, b) if a is not None and b is not None else None
-        if a is not None and b is not None and ratio is not None:
-            parts.append(Part(f"/ {two}", ratio, ratio.below, f"{figure(a)} / {figure(b)}", at))
-    return parts
-
-
-def at_matched_entropy(found: Evidence, method: str, other: str | None = None) -> list[Part]:
-    """`method` beats the control, or `other`, on the frontier, at each step count it was swept at."""
-    parts = []
-    for steps, row in found.swept(method).items():
-        figures = row if other is None else (row.get("against") or {}).get(other)
-        if figures is None and other is not None and row.get("control_method") == other:
-            figures = row  # the other is the control itself
-        ratio = matched_ratio(figures)
-        if ratio is not None:
-            value, where = ratio
-            pooled = matched_ratio(figures, "bigram_")
-            more = [where, f"by bigrams {pooled[0]}" if pooled else ""]
-            name = f"/ {other or row.get('control_method') or 'control'}"
-            parts.append(Part(name, value, value.below, ", ".join(word for word in more if word), steps))
-        elif figures is not None and "ratio_at_own_entropy" in figures:
-            parts.append(Part("", None, "open", "the curves share no entropy", steps))
-    return parts
-
-
 def few_steps(found: Evidence, asked: ClaimsSettings) -> Verdict:
     """The student in few steps against its teacher in many."""
     one, two = found.row(asked.student, asked.student_steps), found.row("teacher", asked.teacher_steps)
-    ratio = ratio_of(one, two) if one is not None and two is not None else None
-    if one is None or two is None or ratio is None:
-        return Verdict.of([])
-    return Verdict.of([Part("", ratio, ratio.below, f"{figure(one)} / {figure(two)}")])
+    part = compared("", one, two)
+    if part.ratio is None:
+        part = replace(part, what=f"{asked.student} in {asked.student_steps} steps / teacher in {asked.teacher_steps}")
+    return Verdict.of([part])
 
 
 def every_step_count(found: Evidence, asked: ClaimsSettings) -> Verdict:
     """The student against the blind ones, at T = 1."""
-    steps = found.steps(asked.student)
-    base = versus(found, asked.student, asked.base, steps)
-    by_name = {name: versus(found, asked.student, name, steps) for name in asked.controls}
-    missing = [name for name, parts in by_name.items() if not parts]
-    if not base or len(missing) == len(by_name):
-        lacking = ([] if base else [asked.base]) + missing
-        return Verdict("open", tuple(base), f"not measured: {', '.join(lacking)}")
-    parts = [*base, *(part for some in by_name.values() for part in some)]
-    return Verdict.of(parts, f"not measured: {', '.join(missing)}" if missing else "")
+    blind = (asked.base, *asked.controls)
+    steps = found.steps(asked.student, *blind)
+    return Verdict.of(part for name in blind for part in versus(found, asked.student, name, steps))
 
 
 def matched_paper(found: Evidence, asked: ClaimsSettings) -> Verdict:
-    """The paper's setting on the frontier."""
-    return Verdict.of(at_matched_entropy(found, asked.student))
+    """The paper's setting on the frontier: FS-DFM and the first control are needed, further ones count if measured."""
+    needed, further = (asked.base, *asked.controls[:1]), asked.controls[1:]
+    steps = found.swept_steps(asked.student, *needed)
+    parts = [part for name in needed for part in at_matched_entropy(found, asked.student, name, steps)]
+    for name in further:
+        more = at_matched_entropy(found, asked.student, name, steps)
+        parts += more if any(part.ratio is not None for part in more) else []
+    return Verdict.of(parts)
 
 
-def best_other(found: Evidence, asked: ClaimsSettings) -> str | None:
-    """The other setting with the lowest mean log-ratio to the control at matched entropy."""
-    means: dict[str, float] = {}
-    for method in found.swept_methods():
-        if method.startswith(asked.others) and method not in (asked.student, asked.random):
-            logs = [math.log(p.ratio.value) for p in at_matched_entropy(found, method) if p.ratio is not None]
-            if logs:
-                means[method] = sum(logs) / len(logs)
-    return min(means, key=lambda name: means[name]) if means else None
+def other_settings(found: Evidence, asked: ClaimsSettings) -> list[str]:
+    """The swept students of other settings; one that shares the student's method is the paper's setting too."""
+    known = [name for name in found.swept_methods() if name.startswith(asked.others)]
+    return [name for name in known if name.split(" [")[0] not in (asked.student, asked.random)]
 
 
 def matched_best(found: Evidence, asked: ClaimsSettings) -> Verdict:
-    """The best other setting on the frontier."""
-    best = best_other(found, asked)
-    if best is None:
-        return Verdict.of([])
-    return Verdict.of(at_matched_entropy(found, best), f"{best}, chosen by these very figures")
+    """The best other setting on the frontier, against the control of its own divergence and average."""
+    return best_against_control(found, asked, other_settings(found, asked))
 
 
 def beats_bias(found: Evidence, asked: ClaimsSettings) -> Verdict:
-    """The best setting, the paper's or another, against the control with a unigram bias."""
-    biased = [name for name in found.swept_methods() if name.endswith(SUFFIX)]
-    best = best_other(found, asked) or asked.student
-    if not biased:
-        return Verdict("open", (), "not measured: report frontier --unigram")
-    return Verdict.of(at_matched_entropy(found, best, biased[0]), best)
+    """The best setting, the paper's or another, against its control with a unigram bias."""
+    swept = found.swept_methods()
+    if not any(name.endswith(SUFFIX) for name in swept):
+        return Verdict("open", (), f"{NOT_MEASURED}: report frontier --unigram")
+    papers = [asked.student] if asked.student in swept else []
+    return best_against_control(found, asked, [*papers, *other_settings(found, asked)], SUFFIX)
 
 
 def compass_adds(found: Evidence, asked: ClaimsSettings) -> Verdict:
     """The student against the one with a random pick, at T = 1."""
-    return Verdict.of(versus(found, asked.student, asked.random, found.steps(asked.student)))
+    return Verdict.of(versus(found, asked.student, asked.random, found.steps(asked.student, asked.random)))
 
 
 def compass_adds_matched(found: Evidence, asked: ClaimsSettings) -> Verdict:
@@ -131,18 +104,24 @@ def guidance(found: Evidence, asked: ClaimsSettings) -> Verdict:
             parts.append(Part("", ratio[0], ratio[0].below, figure(row), steps))
         elif row is not None and "ratio_at_own_entropy" in row:
             parts.append(Part("", None, "open", f"{figure(row)}, outside the curve", steps))
-    return Verdict.of(parts, "" if parts else "not measured: report policy --temperatures")
+        else:
+            parts.append(Part("", None, "open", missing(row), steps))
+    if all(part.more == NOT_MEASURED for part in parts):
+        return Verdict("open", (), f"{NOT_MEASURED}: report policy --temperatures")
+    return Verdict.of(parts)
 
 
 def best_threshold(found: Evidence, asked: ClaimsSettings) -> Verdict:
-    """Students with another τ are worse than the student at matched entropy."""
-    parts = []
+    """Students with every other τ are worse than the student at matched entropy."""
+    parts, steps = [], found.swept_steps(asked.student, *asked.thresholds)
     for method in asked.thresholds:
-        for part in at_matched_entropy(found, method, asked.student):
-            ratio = part.ratio.inverse() if part.ratio is not None else None
-            row = found.row(method, part.steps or 0)
-            said = f"{method} at T = 1: {figure(row)}" if row is not None else ""
-            parts.append(Part(f"/ {method}", ratio, ratio.below if ratio else "open", said, part.steps))
+        for part in at_matched_entropy(found, method, asked.student, steps):
+            if part.ratio is None:
+                parts.append(replace(part, what=f"/ {method}"))
+                continue
+            ratio, row = part.ratio.inverse(), found.row(method, part.steps or 0)
+            said = f"{method} at T = 1: {figure(row)}" if row is not None and "ppl" in row else ""
+            parts.append(Part(f"/ {method}", ratio, ratio.below, said, part.steps))
     return Verdict.of(parts)
 
 
@@ -153,54 +132,65 @@ def better_start(found: Evidence, asked: ClaimsSettings) -> Verdict:
     matched = at_matched_entropy(found, asked.from_teacher, asked.student)
     said = ", ".join(f"{p.steps} steps {p.ratio}" for p in matched if p.ratio is not None)
     remark = f"at matched entropy {asked.from_teacher} / {asked.student}: {said}" if said else ""
-    return Verdict.of(versus(found, one, two, found.steps(one)), remark)
+    return Verdict.of(versus(found, one, two, found.steps(one, two)), remark)
 
 
 def both_phases(found: Evidence, asked: ClaimsSettings) -> Verdict:
     """Sequence-to-token against either phase alone, at 32 and 64 steps."""
-    parts = []
-    for steps in LATE:
-        both = found.guided(steps, GUIDED)
-        for phase in ("sequence", "token"):
-            alone = found.guided(steps, phase)
-            ratio = ratio_of(both, alone) if both is not None and alone is not None else None
-            if both is not None and alone is not None and ratio is not None:
-                more = f"{figure(both)} / {figure(alone)}"
-                parts.append(Part(f"/ {phase}", ratio, ratio.below, more, steps))
-    if len(parts) < 2 * len(LATE):
-        return Verdict("no" if any(p.answer == "no" for p in parts) else "open", tuple(parts), "not all was measured")
-    return Verdict.of(parts)
+    return Verdict.of(
+        compared(f"/ {phase}", found.guided(steps, GUIDED), found.guided(steps, phase), steps)
+        for steps in LATE
+        for phase in ("sequence", "token")
+    )
 
 
 def enough_candidates(found: Evidence, asked: ClaimsSettings) -> Verdict:
     """K = 8 is not clearly better than K = 5, and K = 2 is worse."""
-    rows: dict[int, Row | None] = {k: found.with_k(k) for k in (2, 5, 8)}
-    parts, five = list[Part](), rows[5]
-    for k in (8, 2):
-        row = rows[k]
-        ratio = ratio_of(row, five) if row is not None and five is not None else None
-        if row is None or five is None or ratio is None:
-            continue
-        answer: Answer
-        if k == 8:  # nothing but a clear gain speaks against 5
-            answer = "no" if ratio.below == "yes" else "yes" if ratio.interval is not None else "open"
-        else:
-            answer = ratio.inverse().below
-        parts.append(Part(f"K = {k} / 5", ratio, answer, f"{figure(row)} / {figure(five)}"))
-    return Verdict.of(parts) if len(parts) == 2 else Verdict("open", tuple(parts), "not measured: K = 2, 5 and 8")
+    eight, two = (compared(f"K = {k} / 5", found.with_k(k), found.with_k(5)) for k in (8, 2))
+    if eight.ratio is not None and eight.ratio.interval is not None:  # nothing but a clear gain speaks against 5
+        eight = replace(eight, answer="no" if eight.answer == "yes" else "yes")
+    if two.ratio is not None:
+        two = replace(two, answer=two.ratio.inverse().below)
+    return Verdict.of([eight, two])
 
 
 def accurate(found: Evidence, asked: ClaimsSettings) -> Verdict:
-    """The overall accuracy of the source's compass, with Wilson's interval over its judged pairs."""
+    """The overall accuracy of the source's compass, the mean over its judged strategies."""
     parts = list[Part]()
     for name, exam in found.exams.items():
-        value = exam["accuracy"]["overall"]
-        pairs = sum(count for strategy, count in exam["pairs"].items() if strategy != UNJUDGED)
-        low, high = wilson(round(value * pairs), pairs)
+        known = shares(exam)
+        if not known:
+            parts.append(Part(name, None, "open", NOT_MEASURED))
+            continue
+        value, low, high = mean_share(known)
         answer: Answer = "yes" if low >= asked.accuracy else "no" if high < asked.accuracy else "open"
-        said = f"{name} {value:.1%} [{100 * low:.1f}, {100 * high:.1f}]"
-        parts.append(Part(said, None, answer))
-    return Verdict.of(parts[:1], "; ".join(part.what for part in parts[1:]))  # the first is the plain compass
+        parts.append(Part(f"{name} {value:.1%} [{100 * low:.1f}, {100 * high:.1f}]", None, answer))
+    return Verdict.of(parts[:1], "; ".join(str(part) for part in parts[1:]))  # the first is the plain compass
+
+
+def shares(exam: Row) -> list[tuple[float, int]]:
+    """The accuracy and the number of pairs of each judged strategy; none where an examination lacks them."""
+    right, pairs = exam.get("accuracy"), exam.get("pairs")
+    if not isinstance(right, dict) or not isinstance(pairs, dict):
+        return []
+    judged = [name for name in right if name not in UNJUDGED]
+    if any(right[name] is None or name not in pairs for name in judged):
+        return []
+    return [(float(right[name]), int(pairs[name])) for name in judged if pairs[name]]
+
+
+def mean_share(known: list[tuple[float, int]]) -> tuple[float, float, float]:
+    """The mean of independent shares p_s with a 95 % interval: Wilson's half-widths, added as variances are.
+
+        low = p̄ − √(Σ (p_s − l_s)²) / S,    high = p̄ + √(Σ (u_s − p_s)²) / S
+
+    with [l_s, u_s] Wilson's interval of strategy s. For one strategy that is Wilson's itself.
+    """
+    mean = sum(share for share, _ in known) / len(known)
+    ends = [(share, *wilson(round(share * count), count)) for share, count in known]
+    down = math.sqrt(sum((share - low) ** 2 for share, low, _ in ends)) / len(known)
+    up = math.sqrt(sum((high - share) ** 2 for share, _, high in ends)) / len(known)
+    return mean, mean - down, mean + up
 
 
 CLAIMS = (

@@ -18,6 +18,8 @@ from typing import Any, Literal
 Answer = Literal["yes", "no", "open"]
 Row = Mapping[str, Any]
 SPAN = 2 * 1.959964
+NOT_MEASURED = "not measured"
+OLD = "made by an older version: run `tsdfm report {}` again"
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,19 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class Trained:
+    """What a student's manifest says that decides which control belongs to it."""
+
+    label: str  # what the tables call it
+    method: str
+    divergence: str
+    average: str
+    steps: int | None  # of training
+    blind: bool  # trained without a compass or candidates
+    went_on: bool  # from another student
+
+
+@dataclass(frozen=True)
 class Evidence:
     """All that was measured of one source, seen by one judge (`judge` none: by the first of each table)."""
 
@@ -104,24 +119,26 @@ class Evidence:
     policy: Sequence[Row] = ()
     candidates: Sequence[Row] = ()
     exams: Mapping[str, Row] = field(default_factory=dict)
+    trained: Sequence[Trained] = ()
 
     def row(self, method: str, steps: int) -> Row | None:
         """A method at T = 1 without guidance, in `metrics.json`."""
-        for row in self._here(self.metrics):
-            warm = row.get("temperature") in (None, 1.0)
-            if (row.get("method"), row.get("steps")) == (method, steps) and warm and not row.get("guide"):
-                return self.seen(row)
-        return None
+        found = (row for row in self._warm(method) if row.get("steps") == steps)
+        return self.seen(next(found, None), "measure")
 
-    def steps(self, method: str) -> list[int]:
-        """The step counts a method was measured at."""
-        return sorted({row["steps"] for row in self._here(self.metrics) if row.get("method") == method})
+    def steps(self, *methods: str) -> list[int]:
+        """The step counts any of these methods was measured at, at T = 1 without guidance."""
+        return sorted({row["steps"] for method in methods for row in self._warm(method)})
 
     def swept(self, method: str) -> dict[int, Row]:
         """A method's rows in `frontier.json`, by steps."""
-        found = (row for row in self._here(self.frontier) if row.get("method") == method)
-        seen = {row["steps"]: self.seen(row) for row in found}
-        return {steps: seen[steps] for steps in sorted(seen) if seen[steps] is not None}  # type: ignore[misc]
+        rows = {row["steps"]: row for row in self._here(self.frontier) if row.get("method") == method}
+        seen = ((steps, self.seen(rows[steps], "frontier")) for steps in sorted(rows))
+        return {steps: row for steps, row in seen if row is not None}
+
+    def swept_steps(self, *methods: str) -> list[int]:
+        """The step counts any of these methods was swept at."""
+        return sorted({row["steps"] for row in self._here(self.frontier) if row.get("method") in methods})
 
     def swept_methods(self) -> list[str]:
         """Every method of `frontier.json`."""
@@ -130,8 +147,7 @@ class Evidence:
     def guided(self, steps: int, policy: str) -> Row | None:
         """A row of `policy.json`."""
         found = (r for r in self._here(self.policy) if (r.get("steps"), r.get("policy")) == (steps, policy))
-        row = next(found, None)
-        return None if row is None else self.seen(row)
+        return self.seen(next(found, None), "policy")
 
     def guided_steps(self) -> list[int]:
         """The step counts of `policy.json`."""
@@ -139,18 +155,37 @@ class Evidence:
 
     def with_k(self, k: int) -> Row | None:
         """A row of `candidates.json`."""
-        row = next((row for row in self._here(self.candidates) if row.get("k") == k), None)
-        return None if row is None else self.seen(row)
+        return self.seen(next((row for row in self._here(self.candidates) if row.get("k") == k), None), "candidates")
+
+    def trained_as(self, label: str) -> Trained | None:
+        """How the method a table calls so was trained."""
+        return next((one for one in self.trained if label in (one.label, one.method)), None)
 
     def _here(self, rows: Sequence[Row]) -> list[Row]:
         return [row for row in rows if row.get("source") == self.source and not row.get("paper")]
 
-    def seen(self, row: Row) -> Row | None:
-        """A row with the judge's figures in it; None if this judge did not read it."""
-        if self.judge is None:
+    def _warm(self, method: str) -> list[Row]:
+        rows = (row for row in self._here(self.metrics) if row.get("method") == method and not row.get("guide"))
+        return [row for row in rows if row.get("temperature") in (None, 1.0)]
+
+    def seen(self, row: Row | None, made_by: str) -> Row | None:
+        """A row with the judge's figures in it; None if this judge did not read it.
+
+        Rows of older versions have one judge's figures only, without `judges`: they stand for that judge, and for any
+        other there is nothing but `old`, the command that would make the row again.
+        """
+        if row is None or self.judge is None:
             return row
-        found = (row.get("judges") or {}).get(self.judge)
+        if "judges" not in row:
+            return {**row, "old": made_by} if row.get("judge") == self.judge else {"old": made_by}
+        found = (row["judges"] or {}).get(self.judge)
         return {**row, **found} if found is not None else None
+
+
+def missing(*rows: Row | None) -> str:
+    """Why there is no figure: not measured, or not kept by an older version."""
+    old = (row["old"] for row in rows if row is not None and "old" in row)
+    return OLD.format(verb) if (verb := next(old, None)) else NOT_MEASURED
 
 
 def ratio_of(one: Row, two: Row) -> Ratio | None:
@@ -182,4 +217,6 @@ def figure(row: Row) -> str:
     """`56.1 at 7.20 bits`, with † where it has collapsed."""
     ppl = row.get("ppl")
     said = "no perplexity" if ppl is None else f"{ppl:.1f}"
-    return f"{said} at {row['entropy_bits']:.2f} bits{'†' if row.get('collapsed') else ''}"
+    entropy = row.get("entropy_bits")
+    at = "" if entropy is None else f" at {entropy:.2f} bits"
+    return f"{said}{at}{'†' if row.get('collapsed') else ''}"

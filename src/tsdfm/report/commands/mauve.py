@@ -2,7 +2,8 @@
 
 Features are the mean of a judge's last hidden states over a text's tokens, for every judge that is a network. Rows of
 held-out text are taken in pairs, spread over the split: one of each pair is what methods are compared with, the others
-are themselves compared with those, which is the most that can be reached with so many texts.
+are themselves compared with those, which is the most that can be reached with so many texts, and more where documents
+are longer than rows: see `nearness`.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ def run(settings: MauveSettings) -> Path:
     table.add(source="", method=REAL, **compared(judges, second, wanted, settings, desk.measure.seed))
     clusters = settings.clusters or cluster_count(count)
     table.notes += notes_on(judges, count, clusters, settings)
+    table.notes += nearness(TokenRows(desk.found.tokens_or_refuse(), "valid"), count)
     table.about = {"samples": count, "clusters": clusters, "judge_names": [judge.fingerprint for judge in judges]}
     return desk.finish(table)
 
@@ -65,6 +67,20 @@ def held_out(desk: Desk) -> tuple[list[str], list[str]]:
     picks = spread(len(rows), 2 * count)
     texts = read_rows(rows, picks, {}, desk.settings.device).texts
     return texts[::2], texts[1::2]
+
+
+def nearness(rows: TokenRows, count: int) -> list[str]:
+    """What must be known of the row of held-out text where rows are cut from longer documents.
+
+    Halves of the split would have other documents, but also other kinds of them (a split is in the order of its
+    corpus), and methods would be compared with half of what they learned to write. So pairs it is, and a word on them.
+    """
+    if rows.layout == "document":
+        return []  # a row is a document of its own
+    return [
+        f"{REAL} may stand too high: its rows lie {len(rows) / (2 * count):.1f} rows from those it is compared with, "
+        "and where both are of one document they share its words, which no new text can"
+    ]
 
 
 def compared(
