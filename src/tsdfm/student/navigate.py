@@ -179,7 +179,7 @@ def temperatures(entropy: Tensor | None, rows: int, vocab: int, settings: Naviga
     if entropy is None:
         base = torch.full((rows,), settings.t_min, dtype=torch.float64)
     else:
-        whole = entropy.max() if settings.entropy == "batch" else entropy.new_tensor(math.log(vocab))
+        whole = entropy.max() if settings.entropy == "batch" else torch.full_like(entropy[:1], math.log(vocab))
         share = torch.where(whole > 0, entropy / whole, torch.zeros_like(entropy)).clamp(0.0, 1.0)
         base = settings.t_min + settings.delta_t * (1.0 - share)
     k = settings.k
