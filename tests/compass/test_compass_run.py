@@ -9,7 +9,6 @@ import torch
 from rich.console import Console
 
 from tsdfm.compass import CompassSettings, ValidateSettings, load_compass
-from tsdfm.compass.frequency import count_tokens
 from tsdfm.compass.run import run
 from tsdfm.compass.settings import CompassLoop, CompassNet, CompassOptim, NegativeSettings, RatioSettings
 from tsdfm.compass.validate import validate
@@ -23,7 +22,7 @@ from tsdfm.nn.velocity import load_velocity
 from tsdfm.settings import build, to_dict
 from tsdfm.teacher.run import run as train_teacher
 from tsdfm.teacher.settings import TeacherSettings
-from tsdfm.tokens.rows import TokenRows
+from tsdfm.tokens.rows import TokenRows, count_tokens
 from tsdfm.tokens.run import run as make_tokens
 from tsdfm.tokens.settings import TokensSettings
 

@@ -11,9 +11,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tsdfm.errors import UserError
-from tsdfm.tokens.rows import TokenRows
-
-CHUNK = 4096
 
 
 @dataclass(frozen=True)
@@ -52,16 +49,6 @@ def _skip(u: Tensor, size: Tensor | int, taken: Tensor) -> Tensor:
 def uniform_other(tokens: Tensor, vocab: int, u: Tensor) -> Tensor:
     """Another token of the whole vocabulary, all of them alike."""
     return _skip(u, vocab, tokens)
-
-
-def count_tokens(rows: TokenRows, most: int) -> NDArray[np.int64]:
-    """How often each token occurs [V], in all rows or in `most` of them spread evenly over the split."""
-    take = np.linspace(0, len(rows), min(most, len(rows)), endpoint=False).astype(np.int64)
-    counts = np.zeros(rows.vocab_size, dtype=np.int64)
-    for first in range(0, len(take), CHUNK):
-        tokens = rows.take(take[first : first + CHUNK])[:, rows.anchor :]
-        counts += np.bincount(tokens.reshape(-1), minlength=rows.vocab_size)
-    return counts
 
 
 def frequency_bins(counts: NDArray[Any], bins: int) -> FrequencyBins:

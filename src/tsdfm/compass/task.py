@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tsdfm.compass.exam import BINS, Exam
-from tsdfm.compass.frequency import count_tokens, frequency_bins
+from tsdfm.compass.frequency import frequency_bins
 from tsdfm.compass.loss import nce, ordering, regularisation
 from tsdfm.compass.negatives import Kit, Negatives, by_strategy
 from tsdfm.compass.network import CompassSpec
@@ -25,7 +25,7 @@ from tsdfm.engine.task import Context
 from tsdfm.flow import RowNoise
 from tsdfm.nn.velocity import Velocity
 from tsdfm.tokens.loader import Batch
-from tsdfm.tokens.rows import TokenRows
+from tsdfm.tokens.rows import TokenRows, count_tokens
 
 NEGATIVE_STREAM = 5
 

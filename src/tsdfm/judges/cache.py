@@ -20,6 +20,53 @@ from tsdfm.judges.base import Judge, OnDone, Score, check_prefixes
 PART = 256  # texts between two looks at the disk
 
 
+class Book:
+    """The scores in a file, by judge and text, read once for all judges together."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._size = 0
+        self._known: dict[str, dict[str, Score]] = {}
+
+    def refresh(self) -> Book:
+        """Read the file anew if somebody else has changed it."""
+        if self._size_now() != self._size:
+            self._known = read_scores(self.path)
+            self._size = self._size_now()
+        return self
+
+    def _size_now(self) -> int:
+        return self.path.stat().st_size if self.path.is_file() else 0
+
+    def score(
+        self,
+        judge: Judge,
+        texts: Sequence[str],
+        prefixes: Sequence[str] | None = None,
+        on_done: OnDone | None = None,
+        part: int = PART,
+    ) -> list[Score]:
+        """A score for each text: known ones as they are, the others by the judge, which are then kept in the file."""
+        check_prefixes(texts, prefixes)
+        given = list(prefixes) if prefixes is not None else [""] * len(texts)
+        keys = [key_of(text, prefix) for text, prefix in zip(texts, given, strict=True)]
+        who = f"{judge.fingerprint} {judge.precision}"
+        known = self._known.setdefault(who, {})
+        todo = list({key: i for i, key in enumerate(keys) if key not in known}.values())
+        todo.sort(key=lambda i: (-len(texts[i]), i))  # like lengths together: each part then makes full batches
+        for at in range(0, len(todo), part):
+            some, before = todo[at : at + part], sum(key in known for key in keys)
+            tell = (lambda done, _, before=before: on_done(before + done, len(texts))) if on_done is not None else None
+            found = judge.score([texts[i] for i in some], prefixes=[given[i] for i in some], on_done=tell)
+            fresh = {keys[i]: score for i, score in zip(some, found, strict=True)}
+            append(self.path, who, fresh)
+            self._size = self._size_now()
+            known |= fresh
+        if on_done is not None:
+            on_done(len(texts), len(texts))
+        return [known[key] for key in keys]
+
+
 def score_file(
     judge: Judge,
     texts: Sequence[str],
@@ -30,27 +77,7 @@ def score_file(
     part: int = PART,
 ) -> list[Score]:
     """A score for each text: from `path` where it is there, by the judge (and kept in `path`) where not."""
-    check_prefixes(texts, prefixes)
-    given = list(prefixes) if prefixes is not None else [""] * len(texts)
-    keys = [key_of(text, prefix) for text, prefix in zip(texts, given, strict=True)]
-    who = f"{judge.fingerprint} {judge.precision}"
-    known = read_scores(path, who)
-    todo = list({key: i for i, key in enumerate(keys) if key not in known}.values())
-    # like lengths together: each part then makes full batches
-    todo.sort(key=lambda i: (-len(texts[i]), i))
-    missing = set(keys) - known.keys()
-    for at in range(0, len(todo), part):
-        some = todo[at : at + part]
-        before = len(keys) - sum(key in missing for key in keys)
-        tell = (lambda done, _, before=before: on_done(before + done, len(texts))) if on_done is not None else None
-        found = judge.score([texts[i] for i in some], prefixes=[given[i] for i in some], on_done=tell)
-        fresh = {keys[i]: score for i, score in zip(some, found, strict=True)}
-        append(path, who, fresh)
-        known |= fresh
-        missing -= fresh.keys()
-    if on_done is not None:
-        on_done(len(texts), len(texts))
-    return [known[key] for key in keys]
+    return Book(path).refresh().score(judge, texts, prefixes, on_done, part)
 
 
 def key_of(text: str, prefix: str = "") -> str:
@@ -59,19 +86,18 @@ def key_of(text: str, prefix: str = "") -> str:
     return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def read_scores(path: Path, who: str) -> dict[str, Score]:
-    """The whole lines of this judge."""
-    found: dict[str, Score] = {}
+def read_scores(path: Path) -> dict[str, dict[str, Score]]:
+    """The whole lines, by judge and text; one that a kill cut short is passed over."""
+    found: dict[str, dict[str, Score]] = {}
     if not path.is_file():
         return found
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             try:
                 saved = json.loads(line)
-                if saved["judge"] == who:
-                    found[saved["key"]] = Score(**saved["score"])
+                found.setdefault(saved["judge"], {})[saved["key"]] = Score(**saved["score"])
             except (ValueError, KeyError, TypeError):
-                continue  # cut short by a kill
+                continue
     return found
 
 

@@ -20,21 +20,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from tsdfm.engine.manifest import NAME as MANIFEST
 from tsdfm.engine.manifest import file_sha256, read_json, write_json
 from tsdfm.report.cells import Cell
-from tsdfm.tokens.rows import TokenRows
+from tsdfm.tokens.rows import TokenRows, count_tokens
 
 SUFFIX = "+ unigram bias"
 MORE = 4  # times as many texts as are judged
 SMOOTH = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0)  # what a may be
 ENOUGH = 1.5  # times the floor: nearer the fit need not come
 SEED = 1 << 20  # added to the seed of what is judged; a round further, one more
-PART = 1 << 16  # rows counted at a time
 
 
 @dataclass(frozen=True)
@@ -115,11 +113,7 @@ def data_counts(tokens: Path, cells: Path | None = None) -> Tensor:
     path = cells / f"unigram-{file_sha256(tokens / MANIFEST)[:16]}.json" if cells is not None else None
     if path is not None and path.is_file():
         return torch.tensor(read_json(path)["counts"], dtype=torch.int64)
-    rows = TokenRows(tokens, "train")
-    found = np.zeros(rows.vocab_size, dtype=np.int64)
-    for first in range(0, len(rows), PART):
-        part = rows.take(range(first, min(len(rows), first + PART)))[:, rows.anchor :]
-        found += np.bincount(part.reshape(-1), minlength=rows.vocab_size)
+    found = count_tokens(TokenRows(tokens, "train"))
     if path is not None:
         write_json(path, {"what": "tokens of the training split", "counts": found.tolist()})
     return torch.from_numpy(found)

@@ -15,6 +15,8 @@ from tsdfm.errors import UserError
 from tsdfm.tokens.layout import ANCHOR
 from tsdfm.tokens.tokenizer import Tokenizer, load_tokenizer
 
+CHUNK = 4096  # rows counted at a time
+
 
 class TokenRows:
     """The rows of one split of a tokens folder.
@@ -108,3 +110,14 @@ def valid_rows(tokens: Path) -> TokenRows | None:
     if not read_manifest(tokens)["splits"]["valid"]["rows"]:
         return None
     return TokenRows(tokens, "valid")
+
+
+def count_tokens(rows: TokenRows, most: int | None = None) -> NDArray[np.int64]:
+    """How often each token occurs [V] behind the anchor: in all rows, or in `most` of them spread evenly."""
+    count = len(rows) if most is None else min(most, len(rows))
+    take = np.linspace(0, len(rows), count, endpoint=False).astype(np.int64) if count < len(rows) else np.arange(count)
+    counts = np.zeros(rows.vocab_size, dtype=np.int64)
+    for first in range(0, count, CHUNK):
+        tokens = rows.take(take[first : first + CHUNK])[:, rows.anchor :]
+        counts += np.bincount(tokens.reshape(-1), minlength=rows.vocab_size)
+    return counts
