@@ -34,9 +34,10 @@ def same_files(a: Path, b: Path) -> bool:
     return all((a / n).read_bytes() == (b / n).read_bytes() for n in names)
 
 
-def test_a_resumed_run_is_bitwise_the_unbroken_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rule", ["adamw", "muon"])
+def test_a_resumed_run_is_bitwise_the_unbroken_one(tmp_path: Path, rule: str) -> None:
     """Broken at 5 of 11 steps: between reports (every 2) and evaluations (every 3), with dropout and accumulation."""
-    given: dict[str, Any] = {"net": {"dropout": 0.3}, "task": {"poison": (3,)}}
+    given: dict[str, Any] = {"net": {"dropout": 0.3}, "task": {"poison": (3,)}, "optim": {"rule": rule}}
     loop = {"steps": 11, "micro": 4, "save_every": 5}
     whole = train(tmp_path / "whole", ALONE, loop=loop, **given)
 
@@ -50,7 +51,7 @@ def test_a_resumed_run_is_bitwise_the_unbroken_one(tmp_path: Path) -> None:
             return super().loss(model, batch, step)
 
     with pytest.raises(Cut):
-        train(tmp_path / "cut", ALONE, loop=loop, made=Breaks(Net(dropout=0.3), poison=(3,)))
+        train(tmp_path / "cut", ALONE, loop=loop, made=Breaks(Net(dropout=0.3), poison=(3,)), optim={"rule": rule})
     with (tmp_path / "cut" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 7, "kind": "tr')  # a kill in the middle of a line
     torch.manual_seed(99)  # whatever state torch's generator is in

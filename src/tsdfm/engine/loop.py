@@ -137,7 +137,8 @@ class Run:
 
     def _check(self, checkpoint: Path) -> dict[str, Any]:
         state = read_state(checkpoint)
-        then, now = flat(state["identity"]), flat(self.identity())
+        usual = flat({"optim": to_dict(OptimSettings())})  # what a checkpoint had before there was a dial for it
+        then, now = usual | flat(state["identity"]), flat(self.identity())
         for name in sorted(then.keys() | now.keys()):
             if then.get(name) != now.get(name):
                 raise UserError(

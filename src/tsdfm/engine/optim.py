@@ -1,4 +1,4 @@
-"""AdamW, its learning rate, and a step that skips itself when the gradient is not finite."""
+"""The optimiser, its learning rate, and a step that skips itself when the gradient is not finite."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from tsdfm.engine.muon import Muon, hidden_matrices
 from tsdfm.engine.settings import OptimSettings
 from tsdfm.errors import UserError
 
@@ -34,6 +35,8 @@ def decays(model: nn.Module) -> dict[str, bool]:
 class Optimiser:
     """Fused AdamW over the trained parameters of `model` (already wrapped, so that its parameters are the final ones).
 
+    With `rule = "muon"` the matrices of its blocks go to Muon, and the rest stays with AdamW.
+
     Its state exists from the start rather than from the first step: a run that will not fit in memory says so at once,
     and saving and loading need no special case for a parameter that has had no gradient yet.
     """
@@ -44,9 +47,14 @@ class Optimiser:
         if not self.params:
             raise UserError("the model has no parameter to train")
         pulled = decays(model)
+        turned = {n: self.params[n] for n in hidden_matrices(model)} if settings.rule == "muon" else {}
+        if settings.rule == "muon" and not turned:
+            raise UserError("this network has no blocks of matrices for Muon: use optim.rule adamw")
+        self.muon = Muon(turned, momentum=settings.momentum, weight_decay=settings.weight_decay) if turned else None
+        rest = self.rest = {n: p for n, p in self.params.items() if n not in turned}
         groups = [
-            {"params": [p for n, p in self.params.items() if pulled[n]], "weight_decay": settings.weight_decay},
-            {"params": [p for n, p in self.params.items() if not pulled[n]], "weight_decay": 0.0},
+            {"params": [p for n, p in rest.items() if pulled[n]], "weight_decay": settings.weight_decay},
+            {"params": [p for n, p in rest.items() if not pulled[n]], "weight_decay": 0.0},
         ]
         self.adamw = torch.optim.AdamW(
             [g for g in groups if g["params"]],
@@ -55,7 +63,7 @@ class Optimiser:
             eps=settings.eps,
             fused=True,
         )
-        for p in self.params.values():
+        for p in rest.values():
             self.adamw.state[p] = {
                 "step": torch.zeros((), dtype=torch.float32, device=p.device),
                 "exp_avg": torch.zeros_like(p, memory_format=torch.preserve_format),
@@ -76,12 +84,17 @@ class Optimiser:
             group["lr"] = lr
         self.adamw.found_inf = bad.to(torch.float32)  # type: ignore[attr-defined]
         self.adamw.step()
-        self.adamw.zero_grad(set_to_none=True)
+        if self.muon is not None:
+            self.muon.step(lr, ~bad)
+        for p in self.params.values():
+            p.grad = None
         return norm, bad
 
     def state(self) -> dict[str, Tensor]:
-        """Every tensor of AdamW's state under `parameter.field`, the live tensors themselves."""
-        return {f"{n}.{key}": value for n, p in self.params.items() for key, value in self.adamw.state[p].items()}
+        """Every tensor of the optimiser's state under `parameter.field`, the live tensors themselves."""
+        turned = self.muon.state() if self.muon is not None else {}
+        moments = {f"{n}.{key}": value for n, p in self.rest.items() for key, value in self.adamw.state[p].items()}
+        return moments | {f"{n}.momentum": value for n, value in turned.items()}
 
 
 def total_norm(grads: Iterable[Tensor]) -> Tensor:

@@ -41,12 +41,14 @@ class LoopSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimSettings:
-    """AdamW with warm-up, cosine decay to a floor, clipping, and a moving average of the weights."""
+    """AdamW or Muon with warm-up, cosine decay to a floor, clipping, and a moving average of the weights."""
 
+    rule: Literal["adamw", "muon"] = option("adamw", "muon: the blocks' matrices by Muon, the rest by AdamW")
     lr: float = option(3e-4, "peak learning rate")
     beta1: float = option(0.9, "decay of AdamW's first moment")
     beta2: float = option(0.95, "decay of AdamW's second moment")
     eps: float = option(1e-8, "AdamW's epsilon")
+    momentum: float = option(0.95, "decay of Muon's momentum")
     weight_decay: float = option(0.03, "decay of matrices; vectors, norms and embeddings have none")
     warmup: int = option(100, "steps of linear warm-up")
     floor: float = option(0.1, "where the cosine ends, as a share of the peak")
@@ -57,7 +59,7 @@ class OptimSettings:
     def __post_init__(self) -> None:
         if not self.lr > 0 or not self.eps > 0:
             raise UserError(f"lr and eps must be above 0, not {self.lr} and {self.eps}")
-        for name in ("beta1", "beta2", "ema"):
+        for name in ("beta1", "beta2", "momentum", "ema"):
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 0 and below 1, not {getattr(self, name)}")
         if not 0 <= self.floor <= 1:
