@@ -42,6 +42,7 @@ class AllBenchmarks:
     tables: tuple[str, ...] = option(("draw", "losses", "head", "attention"), "which tables of kernels")
     reference: bool = option(False, "also time steps without kernels")
     profile: bool = option(False, "show where the time of a step goes")
+    switch: tuple[str, ...] = option((), "student steps also with these switched on, as in `benchmarks student`")
     compile: bool = option(True, "torch.compile the networks")
     device: str = option("auto", "auto, cpu or cuda")
 
@@ -78,7 +79,7 @@ def one(part: str, settings: AllBenchmarks, device: torch.device, clock: Clock) 
         kernels.check(device)
     elif part == "student":
         chosen: dict[str, Any] = {"batch": batch, "tau": settings.tau, "k": settings.k, "grid": settings.grid}
-        chosen |= {"profile": settings.profile, "reference": settings.reference}
+        chosen |= {"profile": settings.profile, "reference": settings.reference, "switch": settings.switch}
         student.run(student.StudentBenchmark(**size_and_pace, **chosen))
     elif part == "compass":
         compass.run(compass.CompassBenchmark(**size_and_pace, batch=batch[:1] if quick else batch))

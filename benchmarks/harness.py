@@ -138,6 +138,29 @@ def interleaved(
     return times
 
 
+def in_a_row(step: Step, device: torch.device, first: int, count: int) -> tuple[float, float]:
+    """Milliseconds of a step among `count` that nobody waits between, as in a training, and those of its host."""
+    wait(device)
+    start = time.perf_counter()
+    for n in range(first, first + count):
+        step(n)
+    host = time.perf_counter() - start
+    wait(device)
+    return (time.perf_counter() - start) * 1e3 / count, host * 1e3 / count
+
+
+def host_alone(step: Step, device: torch.device, first: int, count: int) -> float:
+    """Milliseconds the host needs for a step: the median of steps that each start with an idle device."""
+    spent = []
+    for n in range(first, first + count):
+        wait(device)
+        start = time.perf_counter()
+        step(n)
+        spent.append((time.perf_counter() - start) * 1e3)
+    wait(device)
+    return statistics.median(spent)
+
+
 def reserved(device: torch.device) -> int:
     """Bytes the process holds on the device, without what it only keeps for later."""
     gc.collect()

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import Step, guarded, report, say, wait
+from benchmarks.harness import Step, guarded, host_alone, in_a_row, report, say, wait
 from tsdfm.engine.ema import Ema
 from tsdfm.engine.learner import Learner
 from tsdfm.engine.optim import Optimiser
@@ -24,8 +24,8 @@ PHASES: tuple[tuple[Any, str, str], ...] = (
     (StudentTask, "states", "  states of the batch"),
     (StudentTask, "large_target", "  target (semi-teacher and midpoints)"),
     (targets, "_stage", "    stages of the semi-teacher"),
-    (Blind, "__call__", "    blind midpoints"),
-    (Navigated, "__call__", "    navigated midpoints"),
+    (Blind, "leap", "    blind midpoints"),
+    (Navigated, "leap", "    navigated midpoints"),
     (Navigated, "_survey", "      survey"),
     (Navigated, "_candidates", "      candidates"),
     (Navigated, "_score", "      compass"),
@@ -124,6 +124,12 @@ def by_kernel(name: str, step: Step, first: int, device: torch.device, out: Path
     where = out and out / f"kinds-{slug(name)}.json"
     report(f"{name}: kinds of kernels, {total:.1f} ms busy a step", table, device, where)
     report(f"{name}: kernels", rows[:28], device, out and out / f"kernels-{slug(name)}.json")
+    calls = sum(v for k, v in host.items() if "Launch" in k or "Memcpy" in k or "Memset" in k)
+    wall, alone = in_a_row(step, device, first, 2 * steps)[0], host_alone(step, device, first, 2 * steps)
+    say(
+        f"{name}: busy {total:.1f} ms of a step's {wall:.1f} ms in a row; the host alone needs {alone:.1f} ms for "
+        f"{calls:g} launches and copies; {sum(float(row['calls a step']) for row in rows):g} kernels"
+    )
     waits = {k: v for k, v in host.items() if "Sync" in k or "Memcpy" in k or "Launch" in k}
     say(f"{name}: calls of the driver a step: " + ", ".join(f"{k} {v:g}" for k, v in sorted(waits.items())))
 

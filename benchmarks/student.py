@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +14,20 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from benchmarks.harness import Clock, Ledger, Step, built, guarded, interleaved, random_spec, reserved, say, world
+from benchmarks.harness import (
+    Clock,
+    Ledger,
+    Step,
+    built,
+    guarded,
+    host_alone,
+    in_a_row,
+    interleaved,
+    random_spec,
+    reserved,
+    say,
+    world,
+)
 from benchmarks.profile import summarise
 from tsdfm import kernels
 from tsdfm.compass.model import Compass
@@ -21,8 +36,12 @@ from tsdfm.compass.settings import CompassNet
 from tsdfm.engine import graphs as engine_graphs
 from tsdfm.engine.learner import Learner
 from tsdfm.engine.precision import autocast, use_bf16
-from tsdfm.settings import option
+from tsdfm.errors import UserError
+from tsdfm.settings import nearest, option
+from tsdfm.student import recorded
 from tsdfm.student.settings import NavigateSettings, StudentLoop, StudentOptim, StudentSettings
+from tsdfm.student.stats import Stats
+from tsdfm.student.steps import is_large
 from tsdfm.student.targets import steady
 from tsdfm.student.task import StudentTask
 from tsdfm.tokens.loader import HostBatch
@@ -42,6 +61,7 @@ class StudentBenchmark:
     share: float | None = option(None, "share of rows with RK-4; none is what the weights of h say, a half")
     reference: bool = option(False, "also time the same steps with torch's own operations instead of kernels")
     profile: bool = option(False, "show where the time goes")
+    switch: tuple[str, ...] = option((), "also time with these switched on: record, epilogue, moments, record+epilogue")
     compile: bool = option(True, "torch.compile the networks")
     graphs: bool = option(True, "replay recorded passes")
     warm: int = option(18, "steps before timing: every shape is met twice, and recorded")
@@ -75,11 +95,14 @@ def label(navigate: NavigateSettings | None) -> str:
 
 def run(settings: StudentBenchmark) -> None:
     """Time every group; one that was measured before (in `out`) is not measured again."""
+    check_switches(settings.switch)
+    torch._dynamo.config.cache_size_limit = 64  # several learners in one process: past 8 it would run uncompiled
     device, clock, cost = world(settings.device).device, Clock(settings.limit), 20.0
     title = f"student step: {settings.preset}, |V| = {settings.vocab}, length {settings.length}"
     table = Ledger(title, ("batch", "step"), device, settings.out and settings.out / "student.json")
     for batch, plans in groups(settings).items():
-        if table.has(*((batch, label(plan)) for plan in plans)):
+        more = [f"{label(plan)}, {words}" for words in settings.switch for plan in plans[:2]]
+        if table.has(*((batch, name) for name in [*map(label, plans), *more])):
             continue
         if not clock.allows(cost, f"student, batch {batch}"):
             table.leave(f"batch {batch}: " + ", ".join(map(label, plans)))
@@ -124,17 +147,35 @@ def compare(settings: StudentBenchmark, batch: int, plans: Plans, device: torch.
             ready = guarded(plain, partial(built, partial(without, steps[name]), device, 2))
             if ready is not None:
                 steps[plain], peaks[plain] = ready[0], None
+    for words in settings.switch:
+        for plan in plans[:2]:
+            name, start, held = f"{label(plan)}, {words}", time.perf_counter(), reserved(device)
+            build = partial(switched, partial(stepping, settings, batch, plan), words)
+            made = guarded(name, partial(built, build, device, settings.warm, held))
+            if made is not None:
+                steps[name], peaks[name] = made
+                say(f"  {name}: warm after {time.perf_counter() - start:.0f} s, peak {peaks[name] or 0:.2f} GiB")
+                if "record" in words.split("+"):
+                    made_of = batches(settings, batch, device)
+                    guarded(f"check of targets, {name}", partial(same_targets, name, LEARNERS[steps[name]], made_of))
     before = graphs()
     times = interleaved(steps, device, settings.repeats, first=settings.warm + 3)
     if graphs() != before:
         say(f"!!! {graphs() - before} graphs were compiled while timing")
     blind = statistics.median(times["fs-dfm"]) if "fs-dfm" in times else None
+    count, first = max(1, settings.repeats // 2), settings.warm + 3
+    rows = {name: in_a_row(step, device, first, count)[0] for name, step in steps.items()}
+    hosts = {name: host_alone(step, device, first, count) for name, step in steps.items()}
     if settings.profile:
-        for name in map(label, plans[:2]):
+        shown = [label(plan) for plan in plans[:2]]
+        for name in [*shown, *(f"{one}, {words}" for words in settings.switch for one in shown)]:
             if name in steps:
                 summarise(f"{name} batch {batch}", steps[name], 100, device, settings.out)
     LEARNERS.clear()
-    return [row_of(batch, name, t, peaks[name], blind, settings.length) for name, t in times.items()]
+    return [
+        row_of(batch, name, t, peaks[name], blind, settings.length) | {"in a row": rows[name], "host ms": hosts[name]}
+        for name, t in times.items()
+    ]
 
 
 def row_of(
@@ -161,6 +202,68 @@ def graphs() -> int:
 
 
 LEARNERS: dict[Step, Learner] = {}
+SWITCHES = {
+    "record": ("tsdfm.student.recorded", "RECORD", True),
+    "epilogue": ("tsdfm.nn.layers", "EPILOGUE", True),
+    "moments": ("tsdfm.kernels.draw_triton", "MOMENTS", 10),
+}
+
+
+def switched(build: Callable[[], Step], words: str) -> Step:
+    """A learner of its own whose every step runs with some constants at other values: names joined by +."""
+    chosen = [SWITCHES[word] for word in words.split("+")]
+
+    def on(work: Callable[[], Any]) -> Any:
+        modules = [importlib.import_module(place) for place, _, _ in chosen]
+        before = [getattr(module, name) for module, (_, name, _) in zip(modules, chosen, strict=True)]
+        for module, (_, name, value) in zip(modules, chosen, strict=True):
+            setattr(module, name, value)
+        try:
+            return work()
+        finally:
+            for module, (_, name, _), value in zip(modules, chosen, before, strict=True):
+                setattr(module, name, value)
+
+    inner: Step = on(build)
+
+    def step(n: int) -> object:
+        return on(partial(inner, n))
+
+    LEARNERS[step] = LEARNERS[inner]
+    return step
+
+
+def same_targets(name: str, learner: Learner, rows: list[HostBatch]) -> None:
+    """Recorded targets against plain ones, of every batch: hidden states and what was counted."""
+    task: Any = learner.task
+    if task.recorded is None:
+        return
+    before, same, far = recorded.RECORD, 0, 0.0
+    for batch in rows:
+        found: list[list[Tensor]] = []
+        with torch.no_grad(), autocast(learner.bf16, task.world.device):
+            states = task.states(batch.tokens, batch.rows, batch.numbers, is_large(batch.numbers, task.share))
+            for on in (True, False):
+                recorded.RECORD = on
+                stats = Stats(task.settings.navigate.k)
+                target = task.large_target(task.semi, states, task.policy(0, stats))
+                found.append([*target.hidden, stats.packed(task.world.device)] if target else [])
+        recorded.RECORD = before
+        same += all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+        gaps = (float((a - b).norm() / b.norm().clamp(min=1e-30)) for a, b in zip(*found, strict=True))
+        far = max(far, *gaps, 0.0)
+    made = task.recorded.routines
+    say(
+        f"  {name}: targets of {len(rows)} batches, {same} the same bits, all to {far:.1e}; {len(made.made)} recordings"
+        + ("  !!! recording FAILED" if made.off else "")
+    )
+
+
+def check_switches(words: tuple[str, ...]) -> None:
+    """Refuse names that are none."""
+    for word in (name for joined in words for name in joined.split("+")):
+        if word not in SWITCHES:
+            raise UserError(f"no switch is called {word!r}{nearest(word, SWITCHES)}")
 
 
 def launched(step: Step) -> Step:

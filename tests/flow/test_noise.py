@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tsdfm.flow import noise as noise_room
 from tsdfm.flow.noise import RowNoise, mix64, uniform
 
 
@@ -132,3 +133,20 @@ def test_a_generator_will_do() -> None:
     assert made[0].dtype == torch.float64
     assert torch.equal(made[0], made[1])
     assert not torch.equal(made[0], made[2])
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (2,), (5, 2), (3, 0)])
+def test_few_numbers_are_the_same_bits(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What numpy makes on the host is what torch makes on any device."""
+    numbers = torch.tensor([0, 1, 7, (1 << 63) - 1, -1, -(1 << 63), 123456789012345])
+    for rows in (numbers, numbers[::2], numbers[:0]):
+        for seed, stream, draws in ((0, 0, 0), (-5, 3, 1), ((1 << 63) - 1, 1 << 20, 1 << 22)):
+            mine = RowNoise(seed, rows, stream, draws).uniform((len(rows), *shape))
+            few = noise_room.few_uniforms(rows, noise_room.salt_of(seed, stream), draws << 40, (len(rows), *shape))
+            with monkeypatch.context() as many:
+                many.setattr(noise_room, "FEW", -1)
+                theirs = RowNoise(seed, rows, stream, draws).uniform((len(rows), *shape))
+            assert mine.dtype == few.dtype == theirs.dtype
+            assert mine.shape == theirs.shape
+            assert torch.equal(mine, theirs)
+            assert torch.equal(few, theirs)

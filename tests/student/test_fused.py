@@ -135,3 +135,18 @@ def test_bf16_products_with_a_float32_softmax(name: str) -> None:
     assert loss.item() == pytest.approx(exact.item(), rel=0.03)
     gap = (head.weight.grad.double() - exact_head.weight.grad).norm() / exact_head.weight.grad.norm()  # type: ignore[union-attr]
     assert 0 < gap < 0.05
+
+
+def test_gradients_are_given_once() -> None:
+    """They are scaled in their own place: asked for again, they would be wrong."""
+    torch.manual_seed(0)
+    head, hidden = torch.nn.Linear(4, 7), torch.randn(3, 4, requires_grad=True)
+    loss = fused_loss(hidden, head, CrossEntropy(torch.tensor([0, 3, 6])), torch.ones(3))
+    (2.0 * loss).backward(retain_graph=True)
+    assert hidden.grad is not None
+    wanted = hidden.grad.clone()
+    again = hidden.detach().clone().requires_grad_()
+    (2.0 * torch.nn.functional.cross_entropy(head(again), torch.tensor([0, 3, 6]), reduction="sum")).backward()
+    torch.testing.assert_close(wanted, again.grad)
+    with pytest.raises(RuntimeError, match="once only"):
+        loss.backward()

@@ -26,6 +26,8 @@ class Ema:
     def follow(self, model: nn.Module) -> None:
         """Pair this copy's tensors with the model's (again, after sharding replaced them)."""
         self._pairs = list(zip(self.module.parameters(), model.parameters(), strict=True))
+        self._whole = not any(isinstance(x, DTensor) for pair in self._pairs for x in pair)
+        self._mine, self._theirs = [a for a, _ in self._pairs], [b for _, b in self._pairs]
         self._buffers = list(zip(self.module.buffers(), model.buffers(), strict=True))
 
     def decay_at(self, n: int) -> float:
@@ -35,11 +37,11 @@ class Ema:
     @torch.no_grad()
     def update(self, n: int) -> None:
         """Move towards the model after update number `n` (from 0). A shard follows its own shard: no communication."""
-        mine = [local(a) for a, _ in self._pairs]
-        theirs = [local(b) for _, b in self._pairs]
+        mine = self._mine if self._whole else [local(a) for a in self._mine]
+        theirs = self._theirs if self._whole else [local(b) for b in self._theirs]
         torch._foreach_lerp_(mine, theirs, 1 - self.decay_at(n))
-        for a, b in self._buffers:
-            a.copy_(b)
+        if self._buffers:
+            torch._foreach_copy_([local(a) for a, _ in self._buffers], [local(b) for _, b in self._buffers])
 
 
 def local(tensor: Tensor) -> Tensor:

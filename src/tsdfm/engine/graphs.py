@@ -5,8 +5,9 @@ than the device, which then waits. A replay runs the very kernels that were reco
 
     Replayed   a pass without gradients: semi-teacher, compass, a frozen teacher
     Trained    a pass with gradients: forward and backward are recorded, autograd sees one function
+    Routines   functions with several results that differ by what the host has decided, without gradients
 
-Both run the function itself wherever a replay would not be safe, and for good if recording should fail: they never
+All run the function itself wherever a replay would not be safe, and for good if recording should fail: they never
 change a result, only the time it takes. Graphs of one `Pool` share memory: none of them runs between a `Trained`
 forward and its backward.
 """
@@ -61,7 +62,7 @@ class Recording:
 
     graph: Any
     inputs: list[Tensor]
-    output: Tensor
+    output: Any
     keep: Any = None
 
     def run(self, inputs: Sequence[Tensor]) -> Tensor:
@@ -69,7 +70,8 @@ class Recording:
         for mine, theirs in zip(self.inputs, inputs, strict=True):
             mine.copy_(theirs)
         self.graph.replay()
-        return self.output
+        out: Tensor = self.output
+        return out
 
 
 @dataclass
@@ -172,6 +174,48 @@ class Replayed(_Base):
         with self.capture(graph):
             output = self.fn(*static)
         return Recording(graph, [x for x in static if x is not None], output)
+
+
+@dataclass
+class Routines(_Base):
+    """`call(plan, fn, tensors) → tensors`, without gradients: one recording for every plan and shape.
+
+    A plan is all that `fn` takes from the host: two calls with equal plans and shapes must do the same operations, and
+    read the same memory but for the tensors given. Results lie in buffers outside of the graphs' memory, which
+    recordings share: what a recording keeps for itself is the size of its inputs.
+    """
+
+    plan: Any = None
+    rooms: dict[Any, Tensor] = field(default_factory=dict)
+    shapes: dict[Any, list[Any]] = field(default_factory=dict)
+
+    def call(self, plan: Any, fn: Callable[..., list[Tensor]], inputs: Sequence[Tensor]) -> list[Tensor]:
+        self.plan, self.fn = plan, fn  # type: ignore[assignment]
+        made = None if torch.is_grad_enabled() else self.find(inputs)
+        if made is None:
+            found = fn(*inputs)
+            self.shapes[self.key(inputs)] = [(n, x.shape, x.dtype, x.device) for n, x in enumerate(found)]
+            return found
+        made.run(inputs)
+        return [room.clone() for room in made.output]
+
+    def key(self, inputs: Sequence[Tensor | None]) -> Any:
+        return self.plan, super().key(inputs)
+
+    def record(self, inputs: Sequence[Tensor | None]) -> Recording:
+        static, graph, rooms = self.copies(inputs), torch.cuda.CUDAGraph(), self.rooms_of(inputs)
+        with self.capture(graph):
+            for room, value in zip(rooms, self.fn(*static), strict=True):
+                room.copy_(value)
+        return Recording(graph, [x for x in static if x is not None], rooms, keep=self.fn)
+
+    def rooms_of(self, inputs: Sequence[Tensor | None]) -> list[Tensor]:
+        """Where the results go, of the shapes that the plain call before had."""
+        for about in self.shapes[self.key(inputs)]:
+            if about not in self.rooms:
+                _, shape, dtype, device = about
+                self.rooms[about] = torch.empty(shape, dtype=dtype, device=device)
+        return [self.rooms[about] for about in self.shapes[self.key(inputs)]]
 
 
 @dataclass

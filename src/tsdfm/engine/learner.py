@@ -39,6 +39,7 @@ class Learner:
                 shard(self.ema.module, world, bf16=self.bf16, hold_root=False)
             self.ema.follow(self.plain)
         self.optimiser = Optimiser(self.plain, optim)
+        self.random = any(getattr(module, "p", 0) for module in self.plain.modules())  # dropout somewhere
         self.pool = Pool() if loop.compile and loop.graphs and world.device.type == "cuda" and not sharded else None
         if self.pool is not None:
             self._record(self.pool)
@@ -57,8 +58,10 @@ class Learner:
 
     def update(self, batch: Any, step: int) -> tuple[dict[str, Tensor], Tensor]:
         """One optimiser step on this process's rows. Returns what was measured and whether it had to be skipped."""
-        seed_step(self.loop.seed, step, self.world.rank)
-        self.model.train()
+        if self.random:
+            seed_step(self.loop.seed, step, self.world.rank)
+        if not self.plain.training:
+            self.model.train()
         values = self._backward(batch, step)
         norm, bad = self.optimiser.step(lr_at(step, self.loop.steps, self.optim))
         if self.ema is not None:
@@ -73,9 +76,9 @@ class Learner:
             with gradients(self.model, last=i == len(parts) - 1):
                 with autocast(self.bf16, self.world.device):
                     loss, extras = self.task.loss(self.model, part, step)
-                (loss / len(parts)).backward()  # type: ignore[no-untyped-call]
+                (loss if len(parts) == 1 else loss / len(parts)).backward()  # type: ignore[no-untyped-call]
             for name, value in {"loss": loss, **extras}.items():
-                share = value.detach() / len(parts)
+                share = value.detach() if len(parts) == 1 else value.detach() / len(parts)
                 totals[name] = totals[name] + share if name in totals else share
         return totals
 

@@ -22,7 +22,7 @@ class Meters:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self._sums: dict[str, Tensor] = {}
+        self._sums: dict[tuple[str, ...], Tensor] = {}  # by the names of its numbers: one vector for a whole step
         self._counts = {name: self._zero() for name in COUNTS}
 
     def _zero(self) -> Tensor:
@@ -31,11 +31,11 @@ class Meters:
     @torch.no_grad()
     def add(self, values: Mapping[str, Tensor], bad: Tensor) -> None:
         """Take in one step; `bad` [] says that its gradient was not finite and its update skipped."""
-        zero, ill = self._zero(), bad.to(torch.float64)
-        for name, value in values.items():
-            before = self._sums.get(name, zero)
-            self._sums[name] = before + torch.where(bad, zero, value.detach().to(torch.float64))
-        counts = self._counts
+        ill, counts = bad.to(torch.float64), self._counts
+        if values:
+            names = tuple(values)
+            found = torch.stack([value.detach().to(torch.float64) for value in values.values()]).masked_fill(bad, 0.0)
+            self._sums[names] = self._sums[names] + found if names in self._sums else found
         row = (counts[IN_A_ROW] + 1) * ill
         self._counts = {
             GOOD: counts[GOOD] + (1 - ill),
@@ -55,15 +55,19 @@ class Meters:
 
     def state(self) -> dict[str, float]:
         """Every sum and count, averaged over processes, in one transfer."""
-        tensors = {**self._sums, **self._counts}
-        packed = torch.stack(list(tensors.values())).tolist()
-        return self.world.mean(dict(zip(tensors, packed, strict=True)))
+        names = [name for group in self._sums for name in group] + list(self._counts)
+        packed = torch.cat([*self._sums.values(), torch.stack(list(self._counts.values()))]).tolist()
+        sums: dict[str, float] = {}
+        for name, value in zip(names, packed, strict=True):  # a name may be in several groups
+            sums[name] = sums.get(name, 0.0) + value
+        return self.world.mean(sums)
 
     def load(self, state: Mapping[str, float]) -> None:
         """Go on from a checkpoint's sums."""
-        found = {name: self._zero() + value for name, value in state.items()}
-        self._counts = {name: found.pop(name) for name in COUNTS}
-        self._sums = found
+        self._counts = {name: self._zero() + state[name] for name in COUNTS}
+        values = {name: value for name, value in state.items() if name not in COUNTS}
+        vector = torch.tensor(list(values.values()), dtype=torch.float64, device=self.world.device)
+        self._sums = {tuple(values): vector} if values else {}
 
     def guard(self, most: int, advice: str) -> None:
         """Stop the run if `most` updates in a row had to be skipped."""

@@ -12,9 +12,12 @@ a GPU with Triton a draw is one launch (`kernels/noise_triton.py`).
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +27,8 @@ from tsdfm.errors import UserError
 GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
 MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
+WORD = (1 << 64) - 1
+FEW = 1024  # numbers up to which the calls cost more than the arithmetic
 DRAW_STRIDE = 1 << 40  # positions within one draw stay below this, so draws never share a counter
 
 
@@ -37,6 +42,21 @@ def mix64(x: Tensor) -> Tensor:
     x = (x ^ _shift_right(x, 30)) * MIX_1
     x = (x ^ _shift_right(x, 27)) * MIX_2
     return x ^ _shift_right(x, 31)
+
+
+def few_uniforms(rows: Tensor, salt: int, start: int, shape: tuple[int, ...]) -> Tensor:
+    """The same bits as `RowNoise.uniform` for row numbers [B] on the host, by numpy: a tenth of the calls' cost."""
+
+    def mix(x: Any) -> Any:
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(MIX_1 & WORD)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(MIX_2 & WORD)
+        return x ^ (x >> np.uint64(31))
+
+    golden, numbers = np.uint64(GOLDEN & WORD), rows.detach().numpy().view(np.uint64)
+    counter = np.arange(start, start + math.prod(shape[1:]), dtype=np.uint64)
+    keys = mix(mix(numbers + golden) ^ np.uint64(salt & WORD))[:, None]
+    bits = mix(mix(keys + counter * golden) + keys) >> np.uint64(11)
+    return torch.from_numpy(bits.astype(np.float64) * 2.0**-53).view(shape)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -81,11 +101,19 @@ class RowNoise:
             made: Tensor = launch(self.rows, salt_of(self.seed, self.stream), start, torch.Size(shape))
             return made
         inner = torch.Size(shape[1:])
+        if dtype == torch.float64 and self._few(inner):
+            return few_uniforms(self.rows, salt_of(self.seed, self.stream), start, tuple(shape))
         counter = torch.arange(inner.numel(), device=self.rows.device).view(inner) + start
         keys = self.keys.view(-1, *[1] * len(inner))
         bits = mix64(mix64(keys + counter * GOLDEN) + keys)
         keep = 53 if dtype == torch.float64 else 24
         return _shift_right(bits, 64 - keep).to(dtype) * 2.0**-keep
+
+    def _few(self, inner: torch.Size) -> bool:
+        """Few plain numbers on the host, as the steps of a batch are: numpy has them sooner."""
+        rows = self.rows
+        plain = type(rows) is Tensor and rows.device.type == "cpu" and rows.dtype == torch.int64
+        return plain and len(rows) * inner.numel() <= FEW and not torch.compiler.is_compiling()
 
     def select(self, index: Tensor) -> RowNoise:
         """The same streams, at the same place, for some of the rows."""

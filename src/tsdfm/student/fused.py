@@ -184,8 +184,11 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *by_loss: Tensor) -> Any:
-        made = [None if x is None else x * by_loss[0].to(x.dtype) for x in ctx.made]
-        return (*made, None, None, None)
+        if ctx.made is None:
+            raise RuntimeError("the gradients of a fused loss can be taken once only")
+        made, ctx.made = ctx.made, None
+        # in their own place: they are nobody else's, and those of a head are large
+        return (*(None if x is None else x.mul_(by_loss[0].to(x.dtype)) for x in made), None, None, None)
 
 
 def _by_kernel(

@@ -22,6 +22,7 @@ from torch import Tensor
 from tsdfm import kernels
 from tsdfm.errors import UserError
 from tsdfm.flow import Noise, RowNoise, Schedule, Source, uniform
+from tsdfm.student.blocks import sweep
 from tsdfm.student.navigate import (
     Mover,
     Survey,
@@ -59,6 +60,10 @@ class Policy(Protocol):
 
     def __call__(self, x_t: Tensor, logits: Tensor, t: Tensor, h: Tensor, noise: Noise) -> Tensor: ...
 
+    def above(self, t: Tensor) -> Tensor: ...
+
+    def leap(self, x_t: Tensor, logits: Tensor, t: Tensor, h: Tensor, rows: Tensor, noise: Noise) -> Tensor: ...
+
 
 @dataclass(frozen=True)
 class Blind:
@@ -81,9 +86,18 @@ class Blind:
             return torch.ones_like(x_t, dtype=torch.bool)
         return ~self.held.to(x_t.device).expand_as(x_t)
 
+    def above(self, t: Tensor) -> Tensor:
+        """Which rows [n] of times t [B] the policy looks at before they leap: none."""
+        return torch.empty(0, dtype=torch.int64, device=t.device)
+
     def __call__(self, x_t: Tensor, logits: Tensor, t: Tensor, h: Tensor, noise: Noise) -> Tensor:
+        rows = near(self.above(t), x_t)
+        return self.leap(x_t, logits, near(t, x_t), near(h, x_t), rows, noise)
+
+    def leap(self, x_t: Tensor, logits: Tensor, t: Tensor, h: Tensor, rows: Tensor, noise: Noise) -> Tensor:
+        """The jump with everything on the device, `rows` as `above` found them: what may be recorded."""
         u = uniform(noise, (*x_t.shape, 2), x_t.device)
-        return hop(self.jump, x_t, logits, near(t, x_t), near(h, x_t), u, self.free(x_t))
+        return hop(self.jump, x_t, logits, t, h, u, self.free(x_t))
 
 
 @dataclass(frozen=True)
@@ -114,17 +128,18 @@ class Navigated(Blind):
         if self.compass is None and self.settings.selector != "random":
             raise UserError(f"selector {self.settings.selector} needs a compass: give one, or use selector random")
 
-    def __call__(self, x_t: Tensor, logits: Tensor, t: Tensor, h: Tensor, noise: Noise) -> Tensor:
+    def above(self, t: Tensor) -> Tensor:
+        return (t >= self.settings.tau).nonzero()[:, 0]
+
+    def leap(self, x_t: Tensor, logits: Tensor, t: Tensor, h: Tensor, rows: Tensor, noise: Noise) -> Tensor:
         call = noise.draws if isinstance(noise, RowNoise) else 0
-        u, above = uniform(noise, (*x_t.shape, 2), x_t.device), t >= self.settings.tau
-        rows = near(above.nonzero()[:, 0], x_t)
-        t, h, free = near(t, x_t), near(h, x_t), self.free(x_t)
+        u, free = uniform(noise, (*x_t.shape, 2), x_t.device), self.free(x_t)
         probe = self.stats is not None and self.stats.probe and len(rows) > 0
         everywhere = not self.explores or probe  # else the rows above τ need no blind jump
         if len(rows) == len(x_t) and not everywhere:
             x = x_t.clone()
         else:
-            x = hop(self.jump, x_t, logits, t, h, u, free if everywhere else free & ~near(above, x_t)[:, None])
+            x = hop(self.jump, x_t, logits, t, h, u, free if everywhere else free.index_fill(0, rows, False))
         if self.stats is not None:
             self.stats.midpoints += len(x_t)
         if len(rows):
@@ -143,7 +158,7 @@ class Navigated(Blind):
     def _navigate(self, scene: Scene, blind: Tensor, probe: bool) -> Tensor:
         """Algorithm 1 for the rows above τ; `blind` [n, L] are their blind jumps, where those were made."""
         best, energy = self._explore(scene) if self.explores else (blind, self._score(blind))
-        self._count(navigated=len(best), jumped=(best != scene.x_t[scene.rows]).sum())
+        self._count(navigated=len(best), jumped=total(best != scene.x_t[scene.rows]))
         if self.refines:
             best, energy = self._refine(scene, best, energy)
         if probe:
@@ -156,7 +171,7 @@ class Navigated(Blind):
         entropy = None
         if settings.delta_t > 0:
             entropy = mean_entropy(logits, rows) if scene.survey is None else scene.survey.entropy.mean(-1)
-        warmth = near(temperatures(entropy, len(rows), logits.shape[-1], settings), logits)
+        warmth = temperatures(entropy, len(rows), logits.shape[-1], settings, logits.device)
         u = scene.uniforms(CANDIDATES, (len(rows), settings.k, logits.shape[1], 2))
         energies: Tensor | None
         if settings.agree > 0:
@@ -164,10 +179,14 @@ class Navigated(Blind):
         else:
             states = self._candidates(scene, warmth, u)
             energies = self._score(states)
-        pick = select(energies, scene.uniforms(PICK, (len(rows),)), settings)
+        lots = scene.uniforms(PICK, (len(rows), 1 + settings.blocks) if settings.blocks else (len(rows),))
+        pick = select(energies, lots[:, 0] if settings.blocks else lots, settings)
         self._count_candidates(states, energies, pick)
         each = torch.arange(len(rows), device=pick.device)
-        return states[each, pick], None if energies is None else energies[each, pick]
+        best = states[each, pick]
+        if settings.blocks:
+            return sweep(self._energies, states, best, lots[:, 1:], settings)
+        return best, None if energies is None else energies[each, pick]
 
     def _candidates(self, scene: Scene, warmth: Tensor, u: Tensor) -> Tensor:
         s = scene
@@ -207,14 +226,14 @@ class Navigated(Blind):
         refined = refine(s.x_t, best, s.logits, s.t, s.h, s.rows, u, s.free, self.schedule, self.settings, s.survey)
         after = self._score(refined)
         if energy is None or after is None:  # the random control: no questions asked
-            self._count(refined=len(best), accepted=len(best), replaced=(refined != best).sum())
+            self._count(refined=len(best), accepted=len(best), replaced=total(refined != best))
             return refined, None
         kept, accepted = safeguard(best, energy, refined, after, self.settings.epsilon)
         change = (after - energy).double()
         self._count(
             refined=len(best),
-            accepted=accepted.sum(),
-            replaced=(refined != best).sum(),
+            accepted=total(accepted),
+            replaced=total(refined != best),
             delta_accepted=torch.where(accepted, change, 0.0).sum(),
             delta_rejected=torch.where(accepted, 0.0, change).sum(),
         )
@@ -232,6 +251,12 @@ class Navigated(Blind):
             return self.compass.energy(flat.repeat(2, 1))[:1].view(states.shape[:-1])
         return self.compass.energy(flat).view(states.shape[:-1])
 
+    def _energies(self, states: Tensor) -> Tensor:
+        """`_score` of a policy that has a compass."""
+        found = self._score(states)
+        assert found is not None  # settings refuse blocks without one
+        return found
+
     def _probe(self, blind: Tensor, navigated: Tensor, energy: Tensor | None) -> None:
         """Score the blind jump besides; it is not counted as a call that the method needs."""
         if self.compass is None or self.stats is None:
@@ -248,11 +273,12 @@ class Navigated(Blind):
         if self.stats is None:
             return
         k = states.shape[1]
-        picks = (pick[:, None] == torch.arange(k, device=pick.device)).sum(0)
+        picks = (pick[:, None] == torch.arange(k, device=pick.device)).sum(0, dtype=torch.float64)
         self._count(picks=picks, diversity=diversity(states).sum())
         if energies is not None:
-            high = torch.where(energies.isfinite(), energies, -torch.inf).amax(-1)
-            self.stats.add(spread=(high - energies.amin(-1)).double().sum())
+            # only what was not drawn is infinite, and everything is drawn unless candidates may agree
+            drawn = torch.where(energies.isfinite(), energies, -torch.inf) if self.settings.agree > 0 else energies
+            self.stats.add(spread=total(drawn.amax(-1) - energies.amin(-1)))
 
 
 class Sequence(Navigated):
@@ -314,8 +340,13 @@ def diversity(states: Tensor) -> Tensor:
     k = states.shape[1]
     if k == 1:
         return torch.zeros(len(states), dtype=torch.float64, device=states.device)
-    differ = [states[:, a, None] != states[:, :a] for a in range(1, k)]
-    return torch.cat(differ, dim=1).double().mean(-1).T.contiguous().mean(0)
+    differ = states[:, :, None] != states[:, None]  # every pair twice, and a candidate never differs from itself
+    return differ.sum((1, 2, 3), dtype=torch.float64) / (k * (k - 1) * states.shape[2])
+
+
+def total(values: Tensor) -> Tensor:
+    """Σ in float64, a scalar."""
+    return values.sum(dtype=torch.float64)
 
 
 def near(value: Tensor, other: Tensor) -> Tensor:

@@ -105,9 +105,7 @@ def _candidates_at_once(
         need=can.any(1).flatten(),
     )
     tokens, p_other = (value.view(n, length, k).transpose(1, 2) for value in (found.tokens, found.p_other))
-    each = x[:, None].expand(n, k, length).reshape(n * k, length)
-    t, h = (value[:, None].expand(n, k).flatten() for value in (t, h))
-    leave = jump.leave(each, p_other.reshape(n * k, length), t, h)
+    leave = jump.leave(x.repeat(1, k), p_other.reshape(n, k * length), t, h)  # candidates side by side: t and h fit
     return torch.where(can & (u[..., 0] < leave.view(n, k, length)), tokens, x[:, None])
 
 
@@ -171,13 +169,16 @@ def _weights(logits: Tensor) -> tuple[Tensor, Tensor]:
     return below, below.exp()
 
 
-def temperatures(entropy: Tensor | None, rows: int, vocab: int, settings: NavigateSettings) -> Tensor:
+def temperatures(
+    entropy: Tensor | None, rows: int, vocab: int, settings: NavigateSettings, device: torch.device | None = None
+) -> Tensor:
     """Lines 6 and 8: T_c = (T_min + Δ_T(1 − H̃)) · (λ_min + (λ_max − λ_min)·(c−1)/(K−1)), [n, K] float64.
 
     H̃ [n] is the mean entropy over the largest of the batch, or over log |V|. A single candidate has the middle λ.
+    `device` says where they shall lie if no entropy does.
     """
     if entropy is None:
-        base = torch.full((rows,), settings.t_min, dtype=torch.float64)
+        base = torch.full((rows,), settings.t_min, dtype=torch.float64, device=device)
     else:
         whole = entropy.max() if settings.entropy == "batch" else torch.full_like(entropy[:1], math.log(vocab))
         share = torch.where(whole > 0, entropy / whole, torch.zeros_like(entropy)).clamp(0.0, 1.0)
@@ -228,10 +229,7 @@ def refine(
     worked out again.
     """
     x, t, h = x_t[rows], t[rows].double(), h[rows]
-    base = base_probability(t, h, schedule)
-    one = torch.ones_like(t)
-    most = torch.maximum(replacement(base, one, one, t, settings), replacement(base, -one, one, t, settings))
-    can = (u[..., 1] < most[:, None]) & free.expand_as(x_t)[rows]
+    base, can = base_probability(t, h, schedule), free.expand_as(x_t)[rows]
     if settings.refine == "jumped":
         can &= best != x
     if known is not None:
@@ -241,6 +239,9 @@ def refine(
         if settings.refine == "jumped":
             taken &= known.fresh != x
         return torch.where(taken, known.fresh, best)
+    one = torch.ones_like(t)
+    most = torch.maximum(replacement(base, one, one, t, settings), replacement(base, -one, one, t, settings))
+    can &= u[..., 1] < most[:, None]
     out = best.clone()
     n, l = can.nonzero(as_tuple=True)
     for part in pieces(len(n), logits.shape[-1], logits.device):

@@ -38,6 +38,7 @@ class NavigateSettings:
     epsilon: float = option(0.1, "ε_safe: rise in energy the safeguard tolerates")
     refine: Literal["all", "jumped"] = option("all", "jumped: only positions that have jumped, so jumps stay as many")
     tau_end: float | None = option(None, "τ goes linearly from tau to this over the training; none leaves it")
+    blocks: int = option(0, "choose in so many blocks of the text, each from any candidate; 0: whole candidates")
     agree: float = option(0.0, "stop drawing candidates once their energies lie within this; 0 always draws K")
 
     def __post_init__(self) -> None:
@@ -52,6 +53,8 @@ class NavigateSettings:
             raise UserError(f"energy_temperature must be above 0, not {self.energy_temperature}; its limit is lowest")
         if self.agree < 0 or self.epsilon < 0:
             raise UserError("agree and epsilon may not be negative")
+        if self.blocks < 0 or (self.blocks and (self.selector == "random" or self.agree)):
+            raise UserError("blocks may not be negative, and needs a compass and all K candidates: no random, no agree")
         if self.agree and self.selector == "random":
             raise UserError("selector random asks for no energies, so agree has nothing to compare: leave it at 0")
 

@@ -48,13 +48,29 @@ class Stats:
             before = self._sums.get(name)
             self._sums[name] = value.to(torch.float64) if before is None else before + value.to(before.device)
 
-    def mean(self, midpoints: float, device: torch.device) -> dict[str, Tensor]:
-        """Every sum over so many midpoints, scalars on the device: always the same names, 0 where nothing happened."""
+    def packed(self, device: torch.device) -> Tensor:
+        """Every sum in one vector [13 + K] on the device: one operation instead of one for each of some twenty."""
         zero = torch.zeros((), dtype=torch.float64, device=device)
         picks = self._sums["picks"].to(device) if "picks" in self._sums else zero.expand(self.candidates)
-        sums = {name: self._sums.get(name, zero).to(device) + self._counts.get(name, 0) for name in SUMS}
-        sums |= {f"pick_{c + 1}": picks[c] for c in range(self.candidates)}
-        return {PREFIX + name: value / max(midpoints, 1e-300) for name, value in sums.items()}
+        return torch.cat([torch.stack([self._sum(name, zero) for name in SUMS]), picks])
+
+    def take(self, packed: Tensor) -> None:
+        """Add what another collector has packed."""
+        self.add(**dict(zip(SUMS, packed.unbind(), strict=False)), picks=packed[len(SUMS) :])
+
+    def mean(self, midpoints: float, device: torch.device) -> dict[str, Tensor]:
+        """Every sum over so many midpoints, scalars on the device: always the same names, 0 where nothing happened."""
+        means = self.packed(device) / max(midpoints, 1e-300)
+        names = [*SUMS, *(f"pick_{c + 1}" for c in range(self.candidates))]
+        return dict(zip((PREFIX + name for name in names), means.unbind(), strict=True))
+
+    def _sum(self, name: str, zero: Tensor) -> Tensor:
+        """A sum with what was counted on the host; a `zero` tells where it shall lie."""
+        here, count = self._sums.get(name), self._counts.get(name, 0)
+        if here is None:
+            return zero + count if count else zero
+        here = here.to(zero.device)
+        return here + count if count else here
 
     def summary(self) -> dict[str, float]:
         """Shares and means in plain numbers, of all that was added. Waits for the device."""

@@ -6,6 +6,8 @@ from the semi-teacher. Everything follows from a row's running number, on the ho
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -48,12 +50,19 @@ def is_large(rows: Tensor, share: float) -> Tensor:
     return torch.floor((rows + 1) * share) > torch.floor(rows * share)
 
 
+@functools.lru_cache(maxsize=16)
+def _law(weights: tuple[float, ...]) -> tuple[Tensor, Tensor, int]:
+    """The large levels' weight in all, its running sums [10], and the last level that has any."""
+    law = torch.tensor(weights, dtype=torch.float64)[:-1]
+    last = int((law > 0).nonzero().max()) if bool((law > 0).any()) else 0  # rounding must not reach a level of weight 0
+    return law.sum(), law.cumsum(0), last
+
+
 def draw_steps(large: Tensor, weights: Tensor, noise: RowNoise) -> tuple[Tensor, Tensor]:
     """t [n] and h [n], float64 and exact: a large row's level by `weights` without the smallest, the others' 1/1024."""
     u = noise.uniform((len(large), 2))
-    law = weights[:-1]
-    last = int((law > 0).nonzero().max()) if bool((law > 0).any()) else 0  # rounding must not reach a level of weight 0
-    level = (u[:, :1] * law.sum() >= law.cumsum(0)).sum(-1).clamp(max=last)
+    whole, along, last = _law(tuple(weights.tolist()))
+    level = (u[:, :1] * whole >= along).sum(-1).clamp(max=last)
     h = torch.where(large, 2.0 ** -level.to(torch.float64), SMALLEST)
     places = GRID * (1.0 - h) + 1  # whole numbers: 1 for h = 1, 1 024 for h = 1/1024
     return torch.floor(u[:, 1] * places) / GRID, h

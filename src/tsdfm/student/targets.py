@@ -11,6 +11,7 @@ logits is the head of the averaged hidden states: only hidden states are kept, a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -63,11 +64,54 @@ def target_of(
     theirs): others keep the batch at one size, so that a compiled semi-teacher is compiled once; they do not move.
     """
     rows = len(x_t) if rows is None else rows
-    x, half, kept = x_t, h / 2, list[Tensor]()
-    last = len(estimator.times) - 1
     heads = Heads(copy=isinstance(semi, FSDPModule))
-    for stage, (time, share) in enumerate(zip(estimator.times, estimator.shares, strict=True)):
-        hidden, logits = _stage(semi, x, t + time * h, half, heads, last=stage == last)
+    sent = send(host_side(t, h, policy, estimator, rows), x_t)
+    kept = chain(semi, x_t, sent, policy, noise, heads, estimator, average, anchor, rows)
+    return Target(kept, estimator.shares if average == "probabilities" else (1.0,), *heads.parts())
+
+
+def host_side(t: Tensor, h: Tensor, policy: Policy, estimator: Estimator, rows: int) -> list[Tensor]:
+    """What the host knows before any stage: the stages' times [B], h/2 [B], and the rows each midpoint looks at."""
+    times = [t + time * h for time in estimator.times]
+    return [*times, h / 2, *(policy.above(time[:rows]) for time in times[:-1])]
+
+
+def send(values: list[Tensor], other: Tensor) -> list[Tensor]:
+    """Vectors on the device of `other`; those of eight-byte numbers go there in one copy."""
+    if any(value.element_size() != 8 for value in values):
+        return [near(value, other) for value in values]
+    return unpack(near(pack(values), other), [(len(value), value.dtype) for value in values])
+
+
+def pack(values: list[Tensor]) -> Tensor:
+    """Vectors of eight-byte numbers as one."""
+    return torch.cat([value.view(torch.int64) for value in values])
+
+
+def unpack(words: Tensor, parts: Sequence[tuple[int, torch.dtype]]) -> list[Tensor]:
+    """What was packed, as views."""
+    found = torch.split(words, [size for size, _ in parts])
+    return [part.view(dtype) for part, (_, dtype) in zip(found, parts, strict=True)]
+
+
+def chain(
+    semi: nn.Module,
+    x_t: Tensor,
+    sent: list[Tensor],
+    policy: Policy,
+    noise: Noise,
+    heads: Heads,
+    estimator: Estimator,
+    average: str,
+    anchor: int,
+    rows: int,
+) -> list[Tensor]:
+    """The stages and the midpoints between them, with what the host `sent`: hidden states [N, D] of a `Target`."""
+    x, kept, last = x_t, list[Tensor](), estimator.midpoints
+    times, half, above = sent[: last + 1], sent[last + 1], sent[last + 2 :]
+    small = half.float()
+    for stage, (time, share) in enumerate(zip(times, estimator.shares, strict=True)):
+        hidden, logits = _stage(semi, x, time.float(), small, heads, last=stage == last)
         hidden = hidden[:rows, anchor:].flatten(0, 1)
         if average == "probabilities" or not kept:
             kept.append(hidden if average == "probabilities" else hidden * share)
@@ -75,21 +119,21 @@ def target_of(
             kept[0] += hidden * share
         if logits is not None:
             # a jump starts where its stage was: mid3 leaves mid2 at t + h/2
-            moved = policy(x[:rows], logits[:rows], (t + time * h)[:rows], half[:rows], noise)
+            moved = policy.leap(x[:rows], logits[:rows], time[:rows], half[:rows], above[stage], noise)
             x = moved if rows == len(x) else torch.cat([moved, x[rows:]])
             del logits
-    return Target(kept, estimator.shares if average == "probabilities" else (1.0,), *heads.parts())
+    return kept
 
 
 class Heads:
     """The semi-teacher's head, got hold of inside its forward: padded once for all stages where kernels run.
 
-    A `copy` is made where the weights are gathered for the forward only (FSDP).
+    A `copy` is made where the weights are gathered for the forward only (FSDP). A head that is `ready` is used as is.
     """
 
-    def __init__(self, *, copy: bool) -> None:
+    def __init__(self, *, copy: bool, ready: Head | None = None) -> None:
         self.copy = copy
-        self.padded: Head | None = None
+        self.padded = ready
         self.plain: tuple[Tensor, Tensor | None] | None = None
 
     def logits(self, hidden: Tensor, head: nn.Linear) -> tuple[Tensor, Tensor]:
@@ -122,7 +166,7 @@ def _stage(
     semi: nn.Module, x: Tensor, t: Tensor, h: Tensor, heads: Heads, *, last: bool
 ) -> tuple[Tensor, Tensor | None]:
     """The hidden states of a stage and, but for the last, its logits."""
-    inputs = steady(semi, x, near(t, x).float(), near(h, x).float())
+    inputs = steady(semi, x, t, h)
     found: tuple[Tensor, Tensor | None] = semi(*inputs, then=heads.keep if last else heads.logits)
     return found
 

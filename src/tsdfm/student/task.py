@@ -8,8 +8,9 @@ h > 1/1024   KL against the semi-teacher's RK-4 target
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -23,11 +24,12 @@ from tsdfm.flow.loss import LAST_TIME
 from tsdfm.nn.velocity import Velocity, VelocitySpec, as_model
 from tsdfm.student.fused import Divergence, GeneralisedKL, Objective, Target, fused_loss
 from tsdfm.student.midpoint import Blind, Energy, Policy, near, policy_from
+from tsdfm.student.recorded import RecordedTarget, may_record
 from tsdfm.student.refresh import Refresher
 from tsdfm.student.settings import StudentSettings
 from tsdfm.student.stats import Stats, readable
 from tsdfm.student.steps import SMALLEST, draw_steps, is_large, large_share, weights_of
-from tsdfm.student.targets import ESTIMATORS, Heads, steady, target_of
+from tsdfm.student.targets import ESTIMATORS, Heads, send, steady, target_of
 from tsdfm.tokens.loader import Batch, HostBatch
 from tsdfm.tokens.rows import TokenRows
 from tsdfm.tokens.train import held_out_parts
@@ -68,6 +70,8 @@ class StudentTask:
         self.estimator = ESTIMATORS[settings.estimator]
         self.seed = settings.loop.seed
         self.refresher: Refresher | None = None
+        self.recorded: RecordedTarget | None = None
+        self._held: Tensor | None = None
         torch.manual_seed(self.seed)  # fresh weights; nothing else uses torch's own generator here
         self.model: nn.Module = spec.network()
 
@@ -83,6 +87,8 @@ class StudentTask:
         net = getattr(self.compass, "net", None)
         if self.settings.loop.compile and isinstance(net, nn.Module) and context.world.device.type == "cuda":
             quicken(net, "forward", context.graphs)
+        if context.graphs is not None and self.refresher is None:  # a refreshed compass is another one in every step
+            self.recorded = RecordedTarget(self.semi, context.graphs)
 
     def policy(self, step: int, stats: Stats) -> Policy:
         """The midpoint policy at a step of the training."""
@@ -90,20 +96,20 @@ class StudentTask:
         if navigate.tau_end is not None:
             done = min(1.0, step / settings.loop.steps)
             navigate = replace(navigate, tau=navigate.tau + (navigate.tau_end - navigate.tau) * done)
-        held = None
-        if self.spec.anchor:
-            held = torch.arange(self.spec.length, device=self.world.device) < self.spec.anchor
+        if self.spec.anchor and self._held is None:
+            self._held = torch.arange(self.spec.length, device=self.world.device) < self.spec.anchor
         jump = CumulativeJump(self.schedule, self.source)
-        return policy_from(settings.policy, jump, settings=navigate, compass=self.compass, held=held, stats=stats)
+        return policy_from(settings.policy, jump, settings=navigate, compass=self.compass, held=self._held, stats=stats)
 
     def states(self, x_1: Tensor, rows: Tensor, numbers: Tensor, large: Tensor, stream: int = 0) -> States:
         """Plan the steps of rows with running numbers `rows` (`numbers` on the host) and draw their states."""
         order = torch.argsort((~large).to(torch.int8), stable=True)
         t, h = draw_steps(large[order], self.weights, RowNoise(self.seed, numbers[order], STEP_STREAM + stream))
-        x_1, rows = x_1[near(order, x_1)], rows[near(order, rows)]
+        there, when = send([order, t], x_1)
+        x_1, rows = x_1[there], rows[there.to(rows.device)]
         noise = RowNoise(self.seed, rows, stream)
         x_0 = self.source.draw(x_1.shape, noise, x_1.device)
-        x_t = interpolate(x_0, x_1, near(t, x_1), self.schedule, noise)
+        x_t = interpolate(x_0, x_1, when, self.schedule, noise)
         x_t[:, : self.spec.anchor] = x_1[:, : self.spec.anchor]
         return States(x_1, x_t, t, h, int(large.sum()), noise)
 
@@ -132,18 +138,12 @@ class StudentTask:
             return None
         first = torch.arange(rows, device=found.noise.rows.device)
         whole = max(rows, self.most_large(len(found.x_t))) if found.x_t.is_cuda else rows
-        target = target_of(
-            semi,
-            found.x_t[:whole],
-            found.t[:whole],
-            found.h[:whole],
-            policy,
-            found.noise.select(first),
-            self.estimator,
-            self.settings.average,
-            self.spec.anchor,
-            rows,
-        )
+        x_t, t, h = found.x_t[:whole], found.t[:whole], found.h[:whole]
+        make: Callable[..., Target] = partial(target_of, semi)
+        if self.recorded is not None and semi is self.recorded.semi and may_record(policy, x_t):
+            make = self.recorded
+        noise, spec = found.noise.select(first), self.spec
+        target = make(x_t, t, h, policy, noise, self.estimator, self.settings.average, spec.anchor, rows)
         return target if found.large else None
 
     def most_large(self, rows: int) -> int:
@@ -157,7 +157,8 @@ class StudentTask:
         small, weight = self.small_objective(found, x_1, x_t)
         even = torch.full((rows,), 1.0 / (rows * free), dtype=torch.float64)
         even[found.large :] *= weight
-        scale = near(even, x_1)[:, None].expand(-1, free).flatten()
+        even, t, h = send([even, found.t, found.h], x_1)
+        scale = even[:, None].expand(-1, free).flatten()
 
         def then(hidden: Tensor, head: nn.Linear) -> tuple[Tensor, Tensor]:
             hidden = hidden[:, self.spec.anchor :].flatten(0, 1)
@@ -169,8 +170,7 @@ class StudentTask:
             ]
             return kept[0], kept[1]
 
-        t, h = (near(value, found.x_t).float() for value in (found.t, found.h))
-        made: tuple[Tensor, Tensor] = model(*steady(model, found.x_t, t, h), then=then)
+        made: tuple[Tensor, Tensor] = model(*steady(model, found.x_t, t.float(), h.float()), then=then)
         return made
 
     @property
