@@ -180,3 +180,38 @@ def test_a_copy_is_laid_out_as_the_original() -> None:
         assert made.data_ptr() != x.data_ptr()
     spread = torch.arange(3)[:, None].expand(3, 4)
     assert torch.equal(alike(spread), spread)
+
+
+def test_nothing_is_collected_while_recording() -> None:
+    model, seen = net(), list[bool]()
+
+    class Watched(ByHand):
+        def record(self, inputs: Any) -> Any:
+            seen.append(gc.isenabled())
+            return super().record(inputs)
+
+    mine = Watched(model.forward, model)
+    for _ in range(2):
+        gradients(model, mine, torch.ones(5, 3))
+        model.zero_grad(set_to_none=True)
+    assert seen == [False]
+    assert gc.isenabled()
+
+
+@needs_gpu
+def test_random_numbers_go_on_after_a_recording_that_failed() -> None:
+    model = nn.Linear(3, 3).cuda()
+
+    def impatient(x: Tensor) -> Tensor:
+        noisy = nn.functional.dropout(model(x), 0.5, training=True)
+        return noisy * noisy.sum().item() if torch.cuda.is_current_stream_capturing() else noisy
+
+    replayed = Replayed(impatient, model)
+    with torch.no_grad():
+        replayed(torch.ones(2, 3).cuda())
+        with pytest.warns(UserWarning, match="no CUDA graph"):
+            replayed(torch.ones(2, 3).cuda())
+        torch.manual_seed(0)
+        first = replayed(torch.ones(2, 3).cuda())
+        torch.manual_seed(0)
+        assert torch.equal(first, replayed(torch.ones(2, 3).cuda()))

@@ -15,6 +15,7 @@ forward and its backward.
 from __future__ import annotations
 
 import contextlib
+import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +38,26 @@ def plain() -> Iterator[None]:
         yield
     finally:
         _plain -= 1
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """No garbage collection inside the block: it may free another recording's memory, which spoils one being made."""
+    gc.collect()
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+def renew_generator() -> None:
+    """Let the device's random numbers be drawn again after a recording broke off: its generator still waits for it."""
+    if torch.cuda.is_available():
+        own = torch.cuda.default_generators[torch.cuda.current_device()]
+        own.graphsafe_set_state(torch.Generator(own.device))
 
 
 @dataclass
@@ -120,10 +141,12 @@ class _Base:
     def attempt(self, key: Any, inputs: Sequence[Tensor | None]) -> Any:
         """Record, or say why not and leave it at that."""
         try:
-            made = self.record(inputs)
+            with undisturbed():
+                made = self.record(inputs)
         except Exception as problem:
             self.off = True
             self.pool.renew()
+            renew_generator()
             reason = (str(problem).splitlines() or [""])[0]
             warnings.warn(
                 f"no CUDA graph for {type(self.module).__name__}, it runs without: {type(problem).__name__}: {reason}",
