@@ -14,6 +14,7 @@ import torch
 import toy_training
 from toy_training import Denoise, Net, train
 
+from tsdfm.engine import distributed
 from tsdfm.engine.checkpoint import Store, load_weights, read_state
 from tsdfm.engine.distributed import World, join, pick_device
 from tsdfm.engine.log import Display, Metrics, duration, read_metrics, short
@@ -334,6 +335,21 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
         pick_device("cuda")
     with join("auto") as world:
         assert world == World()
+
+
+def test_a_gpu_that_does_not_start_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(distributed, "GPU", tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with pytest.raises(UserError, match="does not start"):
+        pick_device("auto")
+    assert pick_device("cpu").type == "cpu"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # hidden on purpose
+    assert pick_device("auto").type == "cpu"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr(distributed, "GPU", tmp_path / "none")
+    assert pick_device("auto").type == "cpu"
 
 
 def test_missing_tensorboard_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,26 @@ def test_each_begins_after_what_it_needs_and_a_failure_stops_only_what_needs_it(
     assert any("b FAILED" in line for line in said)
 
 
+def test_what_broke_off_is_begun_again_and_what_was_refused_is_not(tmp_path: Path) -> None:
+    """b breaks off once, d is refused; c, which needs b, waits for its second try."""
+    script = (
+        "import sys,pathlib;key=sys.argv[1];seen=pathlib.Path(sys.argv[2])/key;again=seen.exists();seen.touch();"
+        "print('try', 2 if again else 1);sys.exit(2 if key == 'd' else key == 'b' and not again)"
+    )
+    said: list[str] = []
+    made = crew(tmp_path, said, script=script)
+    made.command = lambda key: [sys.executable, "-c", script, key, str(tmp_path)]
+    made.retry, made.pause = 1, 0.2
+    with pytest.raises(UserError) as problem:
+        made.run()
+    assert str(problem.value).startswith("d: try 1 (see ")
+    begun = [line.removeprefix("── ") for line in said if "begins" in line]
+    assert begun.index("b begins") < begun.index("b begins again") < begun.index("c begins")
+    assert "d begins again" not in begun
+    assert (tmp_path / "logs" / "b.log").read_text() == "try 1\ntry 2\n"
+    assert made.failed.keys() == {"d"}
+
+
 def test_no_more_than_asked_for_run_at_once(tmp_path: Path) -> None:
     said: list[str] = []
     with pytest.raises(UserError):

@@ -17,6 +17,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -30,6 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tsdfm.errors import UserError
 
 T = TypeVar("T")
+GPU = Path("/dev/nvidiactl")  # there where a driver runs
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,8 @@ def pick_device(name: str, local_rank: int = 0) -> torch.device:
     """`auto` is this process's GPU if there is one, else the CPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+        if name == "cpu" and gpu_is_dumb():
+            raise UserError("there is a GPU, but CUDA does not start on it: see `tsdfm doctor`, or ask for device cpu")
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -107,6 +111,12 @@ def pick_device(name: str, local_rank: int = 0) -> torch.device:
     if index >= torch.cuda.device_count():
         raise UserError(f"GPU {index} was asked for, but there are {torch.cuda.device_count()}: start fewer processes")
     return torch.device("cuda", index)
+
+
+def gpu_is_dumb() -> bool:
+    """Is there a GPU that torch was built for, and not told to leave alone, and cannot use? The CPU would be a trap."""
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    return torch.version.cuda is not None and not hidden and GPU.exists() and not torch.cuda.is_available()
 
 
 @contextlib.contextmanager

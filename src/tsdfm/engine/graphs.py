@@ -55,7 +55,7 @@ def undisturbed() -> Iterator[None]:
 
 def renew_generator() -> None:
     """Let the device's random numbers be drawn again after a recording broke off: its generator still waits for it."""
-    if torch.cuda.is_available():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         own = torch.cuda.default_generators[torch.cuda.current_device()]
         own.graphsafe_set_state(torch.Generator(own.device))
 

@@ -2,6 +2,9 @@
 
 Small models leave most of a large GPU idle; several of them share it well (better still with `nvidia-cuda-mps-control
 -d` running). What a process says goes to OUT/logs/NAME.log. Where one fails, what does not need it goes on.
+
+Under MPS an error of one process on the device, or a process that is killed, can take all the others along. So one that
+broke off is begun again from its last checkpoint; one that was refused its settings (code 2) is not.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ from tsdfm.errors import UserError
 from tsdfm.pipeline.plan import Stage
 
 POLL = 0.1
+PAUSE = 15.0  # seconds before another try: an MPS server needs some to come back
+REFUSED = 2
 
 Say = Callable[[str], None]
 
@@ -35,6 +40,8 @@ class Job:
     log: IO[bytes] | None = None
     began: float = 0.0
     code: int | None = None
+    tries: int = 0
+    not_before: float = 0.0
 
 
 @dataclass
@@ -46,6 +53,8 @@ class Crew:
     most: int
     logs: Path
     say: Say = print
+    retry: int = 0  # how often a process that broke off is begun again
+    pause: float = PAUSE
     failed: dict[str, str] = field(default_factory=dict)
 
     def run(self) -> None:
@@ -75,7 +84,7 @@ class Crew:
             lost = sorted(key for key in job.after if key in self.failed)
             if lost:
                 job.code, self.failed[job.key] = 1, f"needs {lost[0]}"
-            elif job.after & known <= done and self.running() < self.most:
+            elif job.after & known <= done and self.running() < self.most and time.monotonic() >= job.not_before:
                 self.launch(job)
 
     def running(self) -> int:
@@ -84,10 +93,11 @@ class Crew:
     def launch(self, job: Job) -> None:
         with disk(self.logs):
             self.logs.mkdir(parents=True, exist_ok=True)
-            job.log = (self.logs / f"{job.key}.log").open("wb")
+            job.log = (self.logs / f"{job.key}.log").open("ab" if job.tries else "wb")
         job.process = subprocess.Popen(self.command(job.key), stdout=job.log, stderr=subprocess.STDOUT)
         job.began = time.monotonic()
-        self.say(f"── {job.key} begins")
+        job.tries += 1
+        self.say(f"── {job.key} begins{' again' if job.tries > 1 else ''}")
 
     def collect(self) -> None:
         """Take note of what has ended."""
@@ -99,7 +109,9 @@ class Crew:
                 job.log.close()
             took = f"{time.monotonic() - job.began:.0f} s"
             self.say(f"── {job.key} {'is done' if job.code == 0 else 'FAILED'}, {took}")
-            if job.code:
+            if job.code and job.code != REFUSED and job.tries <= self.retry:
+                job.code, job.process, job.not_before = None, None, time.monotonic() + self.pause
+            elif job.code:
                 self.failed[job.key] = self.reason(job)
 
     def reason(self, job: Job) -> str:

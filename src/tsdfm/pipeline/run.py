@@ -25,9 +25,11 @@ class PipelineSettings:
     jobs: int = option(1, "models to train at a time, each in a process of its own: for small ones on a large GPU")
     only: str | None = option(None, "train this one model alone, by the name of its folder, as in ts-dfm-uniform")
 
+    retry: int = option(1, "with --jobs: how often a model whose process broke off is begun again, from its checkpoint")
+
     def __post_init__(self) -> None:
-        if self.jobs < 1:
-            raise UserError(f"jobs must be at least 1, not {self.jobs}")
+        if self.jobs < 1 or self.retry < 0:
+            raise UserError(f"jobs must be at least 1 and retry at least 0, not {self.jobs} and {self.retry}")
 
 
 def run(settings: PipelineSettings, say: Callable[[str], None] = print) -> Path:
@@ -59,7 +61,7 @@ def run_jobs(stages: Sequence[Stage], settings: PipelineSettings, say: Callable[
     first, last = (trained[0], trained[-1] + 1) if trained else (len(stages), len(stages))
     run_stages(stages[:first], say)
     command = pipeline_command(settings.recipe, settings.out, settings.set)
-    Crew(jobs_of(stages[first:last]), command, settings.jobs, settings.out / "logs", say).run()
+    Crew(jobs_of(stages[first:last]), command, settings.jobs, settings.out / "logs", say, settings.retry).run()
     run_stages(stages[last:], say)
     say(f"── done: {settings.out}")
     return settings.out
