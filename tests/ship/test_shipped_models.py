@@ -131,6 +131,16 @@ def test_a_run_is_sampled_as_ever(models: Path, shipping: Path, capsys: pytest.C
     assert texts(capsys) == [f"text {i}, seed 0, 16 passes" for i in range(4)]
 
 
+def test_a_shipped_model_is_guided_by_its_own_compass(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = []
+    for more in ([], ["--compass", "tsdfm-small"]):
+        assert main(["sample", "tsdfm-small", "--guide", "sequence", "--n", "1", "--navigate.blocks", "2", *more]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+    assert main(["sample", "tsdfm-small", "--n", "1"]) == 0
+    assert capsys.readouterr().out != texts[0]
+
+
 def test_the_shipped_compass_guides(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sample", "--guide", "sequence", "--compass", "tsdfm-small", "--n", "1"]) == 0
     assert "compass calls" in capsys.readouterr().err

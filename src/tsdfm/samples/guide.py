@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from tsdfm.engine.bundle import find_shipped
 from tsdfm.errors import UserError
 from tsdfm.flow import Jump
 from tsdfm.nn.velocity import Velocity
@@ -38,15 +39,25 @@ class Guide:
         return policy_from(self.policy, jump, settings=self.settings, compass=self.compass, held=held, stats=stats)
 
 
-def guide_from(policy: str, compass: Path | None, settings: NavigateSettings, velocity: Velocity) -> Guide | None:
-    """The guide that was asked for on the command line; none for `blind`."""
+def guide_from(
+    policy: str, compass: Path | None, settings: NavigateSettings, velocity: Velocity, model: Path | None = None
+) -> Guide | None:
+    """The guide that was asked for on the command line; none for `blind`. A shipped `model` brings its own compass."""
     if policy == "blind":
         return None
+    if compass is None and model is not None and settings.selector != "random":
+        compass = own_compass(model)
     if compass is None:
         if settings.selector != "random":
             raise UserError(f"--guide {policy} needs --compass, or --navigate.selector random")
         return Guide(policy, None, settings)
     return Guide(policy, compass_for(compass, velocity, "the model to be guided"), settings)
+
+
+def own_compass(model: Path) -> Path | None:
+    """The compass that was shipped with a model, if there is one."""
+    found = find_shipped(model)
+    return found[0].folder if found is not None and "compass" in found[0].roles else None
 
 
 def compass_for(path: Path, velocity: Velocity, what: str) -> Compass:

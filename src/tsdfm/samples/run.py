@@ -29,7 +29,7 @@ def run(settings: SampleSettings) -> Samples:
     place = settings.model or default_model()
     model = load(place, settings.device, which=settings.weights, choose=settings.checkpoint)
     model = replace(model, quick=settings.quick)
-    samples = generate(model, settings, manner_of(settings, place))
+    samples = generate(model, settings, manner_of(settings, place), place)
     if settings.out is not None:
         write_texts(settings.out, samples, settings)
     if settings.save_trajectory is not None and samples.trajectory is not None:
@@ -49,9 +49,9 @@ def run(settings: SampleSettings) -> Samples:
     return samples
 
 
-def generate(model: TextModel, settings: SampleSettings, manner: SampleDefaults) -> Samples:
+def generate(model: TextModel, settings: SampleSettings, manner: SampleDefaults, place: Path) -> Samples:
     """The texts, with a progress bar on a terminal. What may be left to the model is taken from `manner`."""
-    guide = guide_from(settings.guide, settings.compass, settings.navigate, model.velocity)
+    guide = guide_from(settings.guide, settings.compass, settings.navigate, model.velocity, place)
     scorer = None
     if settings.compass is not None and guide is None:
         scorer = compass_for(settings.compass, model.velocity, "the model to be scored")

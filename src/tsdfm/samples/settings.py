@@ -26,7 +26,9 @@ class SampleSettings:
     top_p: float = option(1.0, "keep the most likely tokens up to this share of the probability")
     jump: Literal["auto", "euler", "cumulative"] = option("auto", "euler for a teacher, cumulative for a student")
     guide: PolicyName = option("blind", "navigate every step by a compass: sequence, token or sequence-to-token")
-    compass: Path | None = option(None, "the compass, a run or a bundle: for --guide, or for a trajectory's energies")
+    compass: Path | None = option(
+        None, "a compass's run or bundle, for --guide (none: the shipped model's own) or a trajectory's energies"
+    )
     weights: Literal["ema", "model"] = option("ema", "averaged or plain weights")
     checkpoint: Literal["newest", "best"] = option("newest", "which checkpoint of a run")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
