@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tsdfm.engine.signals import Stopped
 from tsdfm.errors import UserError
 from tsdfm.pipeline import PipelineSettings, plan, run
 from tsdfm.pipeline.jobs import Crew, Job, jobs_of
@@ -135,3 +136,23 @@ def test_a_signal_is_passed_on_and_waited_for(tmp_path: Path) -> None:
     os.kill(process.pid, signal.SIGTERM)
     assert process.wait(60) == 128 + signal.SIGTERM
     assert mark.is_file()
+
+
+def test_when_the_time_is_up_all_is_saved(tmp_path: Path) -> None:
+    child = (
+        "import signal,sys,time;signal.signal(signal.SIGTERM,lambda *_:(print('saved',flush=True),sys.exit(143)));"
+        "print('up',flush=True);time.sleep(0.0 if sys.argv[1] == 'a' else 60)"
+    )
+    said: list[str] = []
+    made = crew(tmp_path, said, script=child)
+    made.limit = 3.0
+    begin = time.monotonic()
+    with pytest.raises(Stopped) as stopped:
+        made.run()
+    assert stopped.value.code == 128 + signal.SIGTERM
+    assert time.monotonic() - begin < 30
+    assert (tmp_path / "logs" / "b.log").read_text() == "up\nsaved\n"
+    assert "goes on with: c, b, d" in said[-1]
+    for wrong in ({"limit": 0.0, "jobs": 2}, {"limit": 9.0}):
+        with pytest.raises(UserError, match="limit"):
+            PipelineSettings(recipe="tiny_cpu", **wrong)  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ broke off is begun again from its last checkpoint; one that was refused its sett
 
 from __future__ import annotations
 
+import math
 import signal
 import subprocess
 import sys
@@ -55,22 +56,30 @@ class Crew:
     say: Say = print
     retry: int = 0  # how often a process that broke off is begun again
     pause: float = PAUSE
+    limit: float | None = None  # seconds after which what still runs is saved and stopped
     failed: dict[str, str] = field(default_factory=dict)
 
     def run(self) -> None:
-        """Run all. A signal is passed on to the processes, which save; a failure is told when all others are done."""
+        """Run all. A failure is told when all others are done.
+
+        A signal, or the end of the time, is passed on to the processes, which save.
+        """
+        end, late = time.monotonic() + (math.inf if self.limit is None else self.limit), False
         with Signals() as signals:
             try:
                 while any(job.code is None for job in self.jobs):
                     self.collect()
-                    if signals.number is not None:
+                    late = time.monotonic() >= end
+                    if late or signals.number is not None:
                         break
                     self.start()
                     time.sleep(POLL)
             finally:
                 self.stop()
-            if signals.number is not None:
-                raise Stopped(128 + signals.number)
+            if late or signals.number is not None:
+                left = ", ".join(job.key for job in self.jobs if job.code != 0)
+                self.say(f"── stopped, and saved; the same command goes on with: {left}")
+                raise Stopped(128 + (signals.number or signal.SIGTERM))
         if self.failed:
             raise UserError("; ".join(f"{key}: {why}" for key, why in self.failed.items()))
 

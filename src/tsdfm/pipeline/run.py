@@ -27,7 +27,13 @@ class PipelineSettings:
 
     retry: int = option(1, "with --jobs: how often a model whose process broke off is begun again, from its checkpoint")
 
+    limit: float | None = option(
+        None, "with --jobs: seconds of training, after which all is saved and stopped; the same command goes on"
+    )
+
     def __post_init__(self) -> None:
+        if self.limit is not None and (not self.limit > 0 or self.jobs < 2):
+            raise UserError("limit is a time in seconds, above 0, and needs --jobs 2 or more")
         if self.jobs < 1 or self.retry < 0:
             raise UserError(f"jobs must be at least 1 and retry at least 0, not {self.jobs} and {self.retry}")
 
@@ -61,7 +67,9 @@ def run_jobs(stages: Sequence[Stage], settings: PipelineSettings, say: Callable[
     first, last = (trained[0], trained[-1] + 1) if trained else (len(stages), len(stages))
     run_stages(stages[:first], say)
     command = pipeline_command(settings.recipe, settings.out, settings.set)
-    Crew(jobs_of(stages[first:last]), command, settings.jobs, settings.out / "logs", say, settings.retry).run()
+    crew = Crew(jobs_of(stages[first:last]), command, settings.jobs, settings.out / "logs", say, settings.retry)
+    crew.limit = settings.limit
+    crew.run()
     run_stages(stages[last:], say)
     say(f"── done: {settings.out}")
     return settings.out
