@@ -18,6 +18,7 @@ from rich.table import Table
 from tsdfm import __version__
 from tsdfm.compass.network import EnergyNet
 from tsdfm.compass.settings import CompassSettings
+from tsdfm.engine.distributed import gpu_is_dumb
 from tsdfm.nn import DDiT, Shape, flops_per_token, parameters
 from tsdfm.recipes import load_recipe, table
 from tsdfm.settings import build, option
@@ -62,11 +63,21 @@ def machine() -> dict[str, str]:
         bf16 = "yes" if torch.cuda.get_device_capability(index) >= (8, 0) else "no"
         rows[f"GPU {index}"] = f"{about.name}, {about.total_memory / 2**30:.0f} GiB, bf16 {bf16}"
     if not torch.cuda.is_available():
-        rows["GPU"] = "none that torch sees: training runs in float32 on the CPU"
+        rows["GPU"] = silence() if gpu_is_dumb() else "none that torch sees: training runs in float32 on the CPU"
     rows["compile"] = compiler()
     rows["attention"] = ", ".join(attention())
     rows["distributed"] = ", ".join(backends()) or "not in this build of torch"
     return rows
+
+
+def silence() -> str:
+    """Why a GPU that is there cannot be used."""
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        reason = "no reason given"
+    except Exception as problem:
+        reason = (str(problem).splitlines() or [""])[0]
+    return f"there, but CUDA does not start ({reason}): mend that, or ask for device cpu"
 
 
 def cpu_bf16() -> str:

@@ -139,6 +139,17 @@ def to_dict(settings: Any) -> Any:
     return str(settings) if isinstance(settings, Path) else settings
 
 
+def defaults(cls: type) -> dict[str, Any]:
+    """Plain values of all settings that have a default: what older manifests, which lack a newer setting, meant."""
+    out = dict[str, Any]()
+    for field in dataclasses.fields(typing.cast(Any, cls)):
+        if field.default is not dataclasses.MISSING:
+            out[field.name] = to_dict(field.default)
+        elif field.default_factory is not dataclasses.MISSING:
+            out[field.name] = to_dict(field.default_factory())
+    return out
+
+
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """`base` with `over` on top; tables are merged key by key."""
     out = dict(base)

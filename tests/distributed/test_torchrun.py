@@ -62,7 +62,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("runs")
     train(root / "one", ALONE, task=TASK)
     train(root / "poisoned", ALONE, task={**TASK, "poison": (2,)})
-    jobs = []
+    train(root / "muon", ALONE, task=TASK, optim={"rule": "muon"})
+    jobs = [{"out": str(root / "ddp-muon"), "task": TASK, "loop": {"parallel": "ddp"}, "optim": {"rule": "muon"}}]
     for kind in KINDS:
         half = root / f"{kind}-from-one"
         shutil.copytree(root / "one", half)
@@ -90,6 +91,12 @@ def test_two_processes_equal_one(runs: Path, kind: str, name: str) -> None:
     evaluations = [[line["elbo"] for line in read_metrics(r, "eval")] for r in (run, one)]
     assert evaluations[0] == pytest.approx(evaluations[1], rel=1e-4)
     assert [line["skipped"] for line in read_metrics(run, "train")] == ([0, 1, 1] if "poisoned" in name else [0, 0, 0])
+
+
+def test_two_processes_with_muon_equal_one(runs: Path) -> None:
+    assert losses(runs / "ddp-muon") == pytest.approx(losses(runs / "muon"), rel=1e-4)
+    assert_same(Store(runs / "ddp-muon").at(6), Store(runs / "muon").at(6))
+    assert losses(runs / "muon") != pytest.approx(losses(runs / "one"), rel=1e-3)
 
 
 @pytest.mark.parametrize("kind", KINDS)

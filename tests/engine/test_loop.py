@@ -340,16 +340,33 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_gpu_that_does_not_start_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(distributed, "GPU", tmp_path)
+    monkeypatch.setattr(distributed, "GPUS", tmp_path)
+    (tmp_path / "nvidia0").touch()
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with pytest.raises(UserError, match="does not start"):
         pick_device("auto")
     assert pick_device("cpu").type == "cpu"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # hidden on purpose
+    for hidden in ("", "-1", "NoDevFiles", "-1,0"):  # on purpose
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert pick_device("auto").type == "cpu"
+    for shown in ("0", "1,0", "GPU-12ab"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+        with pytest.raises(UserError, match="does not start"):
+            pick_device("auto")
+    (tmp_path / "nvidia0").unlink()
     assert pick_device("auto").type == "cpu"
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    monkeypatch.setattr(distributed, "GPU", tmp_path / "none")
-    assert pick_device("auto").type == "cpu"
+
+
+def test_a_checkpoint_from_before_a_dial_was_there_goes_on(tmp_path: Path) -> None:
+    """It had the default; with another value it is another run."""
+    train(tmp_path, ALONE, loop={"steps": 4, "save_every": 2})
+    place = Store(tmp_path).at(4) / "state.json"
+    state = json.loads(place.read_text())
+    del state["identity"]["optim"]["rule"]
+    place.write_text(json.dumps(state))
+    with pytest.raises(UserError, match="rule was adamw and is now muon"):
+        train(tmp_path, ALONE, loop={"steps": 5}, optim={"rule": "muon"}, resume=True)
+    assert train(tmp_path, ALONE, loop={"steps": 5}, optim={"momentum": 0.5}, resume=True).name == "step-00000005"
 
 
 def test_missing_tensorboard_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

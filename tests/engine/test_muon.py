@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 from toy_training import Net
 
+from tsdfm.engine import muon
 from tsdfm.engine.muon import LIKE_ADAMW, QUINTIC, hidden_matrices, orthogonal
 from tsdfm.engine.optim import Optimiser
 from tsdfm.engine.settings import OptimSettings
@@ -97,3 +98,26 @@ def test_the_rest_stays_with_adamw() -> None:
 def test_a_network_without_blocks_is_refused() -> None:
     with pytest.raises(UserError, match="adamw"):
         Optimiser(nn.Linear(2, 2), OptimSettings(rule="muon"))
+
+
+def test_matrices_in_pieces_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As FSDP's are; every parameter stands in for such a piece here."""
+    monkeypatch.setattr(muon, "DTensor", nn.Parameter)
+    with pytest.raises(UserError, match="ddp"):
+        Optimiser(Net(), OptimSettings(rule="muon"))
+
+
+def test_many_matrices_are_worked_on_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    nets = [DDiT(NetSettings(preset="tiny").shape(), vocab=20, tokens=20) for _ in range(2)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    made = [Optimiser(nets[0], OptimSettings(rule="muon"))]
+    monkeypatch.setattr(muon, "ROOM", 1)
+    made.append(Optimiser(nets[1], OptimSettings(rule="muon")))
+    assert [len(one.muon.groups) for one in made if one.muon] == [2, 16]
+    for net, optimiser in zip(nets, made, strict=True):
+        for i, p in enumerate(net.parameters()):
+            p.grad = random(*p.shape, seed=i).float()
+        optimiser.step(0.1)
+    for name, p in nets[0].named_parameters():
+        torch.testing.assert_close(p, nets[1].get_parameter(name), rtol=1e-4, atol=1e-6)
+    assert made[0].state().keys() == made[1].state().keys()

@@ -40,10 +40,10 @@ def test_each_begins_after_what_it_needs_and_a_failure_stops_only_what_needs_it(
 
 
 def test_what_broke_off_is_begun_again_and_what_was_refused_is_not(tmp_path: Path) -> None:
-    """b breaks off once, d is refused; c, which needs b, waits for its second try."""
+    """b breaks off once, d is refused; c, which needs b, waits for its second try, and is told to stop."""
     script = (
         "import sys,pathlib;key=sys.argv[1];seen=pathlib.Path(sys.argv[2])/key;again=seen.exists();seen.touch();"
-        "print('try', 2 if again else 1);sys.exit(2 if key == 'd' else key == 'b' and not again)"
+        "print('try', 2 if again else 1);sys.exit({'d': 2, 'c': 143}.get(key, key == 'b' and not again))"
     )
     said: list[str] = []
     made = crew(tmp_path, said, script=script)
@@ -52,11 +52,13 @@ def test_what_broke_off_is_begun_again_and_what_was_refused_is_not(tmp_path: Pat
     with pytest.raises(UserError) as problem:
         made.run()
     assert str(problem.value).startswith("d: try 1 (see ")
+    assert "; c: try 1 (see " in str(problem.value)
     begun = [line.removeprefix("── ") for line in said if "begins" in line]
     assert begun.index("b begins") < begun.index("b begins again") < begun.index("c begins")
-    assert "d begins again" not in begun
+    assert not {"d begins again", "c begins again"} & set(begun)
+    assert any(line.startswith("── b broke off and will begin again") for line in said)
     assert (tmp_path / "logs" / "b.log").read_text() == "try 1\ntry 2\n"
-    assert made.failed.keys() == {"d"}
+    assert made.failed.keys() == {"d", "c"}
 
 
 def test_no_more_than_asked_for_run_at_once(tmp_path: Path) -> None:
@@ -153,6 +155,9 @@ def test_when_the_time_is_up_all_is_saved(tmp_path: Path) -> None:
     assert time.monotonic() - begin < 30
     assert (tmp_path / "logs" / "b.log").read_text() == "up\nsaved\n"
     assert "goes on with: c, b, d" in said[-1]
-    for wrong in ({"limit": 0.0, "jobs": 2}, {"limit": 9.0}):
+    quick = crew(tmp_path, said, script="pass")
+    quick.limit = 60.0
+    quick.run()  # in time
+    for wrong in ({"limit": 0.0, "jobs": 2}, {"limit": 9.0}, {"limit": 9.0, "jobs": 2, "only": "a"}):
         with pytest.raises(UserError, match="limit"):
             PipelineSettings(recipe="tiny_cpu", **wrong)  # type: ignore[arg-type]

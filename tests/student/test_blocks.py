@@ -2,17 +2,19 @@
 
 import itertools
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from student_parts import PairEnergy, flow_of, scene
 from torch import Tensor
 
+from tsdfm.cli import main
 from tsdfm.errors import UserError
 from tsdfm.flow import RowNoise
 from tsdfm.student.blocks import cut, sweep
 from tsdfm.student.midpoint import policy_from
-from tsdfm.student.settings import NavigateSettings
+from tsdfm.student.settings import NavigateSettings, StudentSettings
 from tsdfm.student.stats import Stats
 
 B, L, V, K = 24, 6, 5, 5
@@ -95,3 +97,12 @@ def test_blocks_need_a_compass_and_all_candidates() -> None:
             NavigateSettings(blocks=2, **wrong)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="blocks"):
         NavigateSettings(blocks=-1)
+
+
+@pytest.mark.parametrize("policy", ["blind", "token"])
+def test_blocks_without_candidates_are_refused(policy: str) -> None:
+    places = {name: Path("x") for name in ("tokens", "init_from", "out", "compass")}
+    with pytest.raises(UserError, match=r"navigate\.blocks"):
+        StudentSettings(**places, policy=policy, navigate=NavigateSettings(blocks=2))  # type: ignore[arg-type]
+    assert StudentSettings(**places, policy="sequence", navigate=NavigateSettings(blocks=2)).needs_compass  # type: ignore[arg-type]
+    assert main(["sample", "tsdfm-small", "--guide", policy, "--navigate.blocks", "2"]) == 2

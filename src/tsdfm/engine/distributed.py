@@ -14,6 +14,7 @@ import inspect
 import itertools
 import json
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -31,7 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tsdfm.errors import UserError
 
 T = TypeVar("T")
-GPU = Path("/dev/nvidiactl")  # there where a driver runs
+GPUS = Path("/dev")  # where a driver puts nvidia0, nvidia1, …
 
 
 @dataclass(frozen=True)
@@ -115,8 +116,12 @@ def pick_device(name: str, local_rank: int = 0) -> torch.device:
 
 def gpu_is_dumb() -> bool:
     """Is there a GPU that torch was built for, and not told to leave alone, and cannot use? The CPU would be a trap."""
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    return torch.version.cuda is not None and not hidden and GPU.exists() and not torch.cuda.is_available()
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+    hidden = (
+        re.match(r"\s*(\d|GPU-|MIG-)", shown) is None
+    )  # CUDA takes what comes before the first word it does not know
+    ours = any(os.access(place, os.R_OK | os.W_OK) for place in GPUS.glob("nvidia[0-9]*"))
+    return torch.version.cuda is not None and not hidden and ours and not torch.cuda.is_available()
 
 
 @contextlib.contextmanager

@@ -54,10 +54,14 @@ def undisturbed() -> Iterator[None]:
 
 
 def renew_generator() -> None:
-    """Let the device's random numbers be drawn again after a recording broke off: its generator still waits for it."""
+    """Let the device's random numbers be drawn again after a recording broke off: its generator still waits for it.
+
+    Its copy does not, and has its seed and place. Recordings that were made before draw from the old one, so they are
+    made anew (`Pool.failures`).
+    """
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         own = torch.cuda.default_generators[torch.cuda.current_device()]
-        own.graphsafe_set_state(torch.Generator(own.device))
+        own.graphsafe_set_state(own.clone_state())
 
 
 @dataclass
@@ -65,6 +69,7 @@ class Pool:
     """Memory that graphs share, made when the first of them is recorded."""
 
     handle: Any = None
+    failures: int = 0  # recordings that broke off
     busy: bool = False  # a trained forward waits for its backward: what it keeps lies in this memory
 
     def get(self) -> Any:
@@ -75,6 +80,7 @@ class Pool:
     def renew(self) -> None:
         """After a failure: what was begun in the old pool is left alone."""
         self.handle = None
+        self.failures += 1
 
 
 @dataclass
@@ -123,6 +129,7 @@ class _Base:
             torch.get_autocast_dtype("cuda"),
             self.module.training,
             0 if first is None else first.data_ptr(),
+            self.pool.failures,
         )
 
     def find(self, inputs: Sequence[Tensor | None]) -> Any:

@@ -39,7 +39,8 @@ class Learner:
                 shard(self.ema.module, world, bf16=self.bf16, hold_root=False)
             self.ema.follow(self.plain)
         self.optimiser = Optimiser(self.plain, optim)
-        self.random = any(getattr(module, "p", 0) for module in self.plain.modules())  # dropout somewhere
+        dropouts = (m for m in self.plain.modules() if isinstance(m, nn.modules.dropout._DropoutNd))
+        self.random = any(m.p > 0 for m in dropouts)  # else nothing draws from torch's own generator
         self.pool = Pool() if loop.compile and loop.graphs and world.device.type == "cuda" and not sharded else None
         if self.pool is not None:
             self._record(self.pool)

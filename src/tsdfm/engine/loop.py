@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import partial
 from pathlib import Path
 from signal import SIGTERM
@@ -34,7 +34,7 @@ from tsdfm.engine.settings import LoopSettings, OptimSettings
 from tsdfm.engine.signals import Signals, Stopped
 from tsdfm.engine.task import Feed, Record, Task
 from tsdfm.errors import UserError
-from tsdfm.settings import to_dict
+from tsdfm.settings import defaults, to_dict
 
 
 def fit(
@@ -58,6 +58,7 @@ def fit(
     start = world.same(world.on_main(lambda: opening(store, resume)) or 0)
     manifest = world.on_main(lambda: describe_run(record)) or {}
     run = Run(task, world, loop, optim, store, manifest, record.identity)
+    run.usual = defaults(type(record.settings)) if is_dataclass(record.settings) else {}
     if start:
         run.restore(store.at(start))
     return run.train(feed)
@@ -117,6 +118,7 @@ class Run:
         self.meters = Meters(world)
         self.done = Progress()
         self._reported = (0, 0)
+        self.usual: dict[str, Any] = {}
 
     def identity(self) -> dict[str, Any]:
         """What must not change between a checkpoint and the run that goes on from it.
@@ -125,6 +127,8 @@ class Run:
         """
         inputs = {name: found["sha256"] for name, found in self.manifest.get("inputs", {}).items()}
         dials = {"batch": self.loop.batch, "seed": self.loop.seed, "optim": to_dict(self.optim)}
+        if self.optim.rule == "adamw":
+            del dials["optim"]["momentum"]  # Muon's
         return {"stage": self.manifest.get("stage"), **dials, "inputs": inputs, **self.fixed}
 
     def restore(self, checkpoint: Path) -> None:
@@ -137,8 +141,9 @@ class Run:
 
     def _check(self, checkpoint: Path) -> dict[str, Any]:
         state = read_state(checkpoint)
-        usual = flat({"optim": to_dict(OptimSettings())})  # what a checkpoint had before there was a dial for it
-        then, now = usual | flat(state["identity"]), flat(self.identity())
+        now, usual = flat(self.identity()), flat({"optim": to_dict(OptimSettings()), **self.usual})
+        # what a checkpoint had before there was a dial for it
+        then = {name: value for name, value in usual.items() if name in now} | flat(state["identity"])
         for name in sorted(then.keys() | now.keys()):
             if then.get(name) != now.get(name):
                 raise UserError(

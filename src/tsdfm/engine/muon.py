@@ -10,7 +10,7 @@ what sees the condition alone stay with AdamW.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from tsdfm.errors import UserError
 
 TURNS = 5
+ROOM = 1 << 26  # numbers of a stack: a step takes a few copies of it
 QUINTIC = (3.4445, -4.7750, 2.0315)  # steep at 0: singular values end near 1 (0.7 to 1.2), not on it, in few turns
 LIKE_ADAMW = 0.2
 
@@ -45,24 +46,20 @@ def orthogonal(matrices: Tensor, turns: int = TURNS) -> Tensor:
 
 
 class _Group:
-    """Matrices of one shape [m, n], m ≤ n, worked on as one stack. A `qkv` is three of them, a tall one lies down."""
+    """Matrices of one shape [m, n], m ≤ n, worked on as one stack; a tall one lies down."""
 
     def __init__(self, params: dict[str, Tensor]) -> None:
         self.params = params
         first = next(iter(params.values()))
-        shape = _pieces(first, self._parts(next(iter(params)))).shape[1:]
-        count = sum(self._parts(name) for name in params)
+        shape = _pieces(first, parts_of(next(iter(params)), first)).shape[1:]
+        count = sum(parts_of(name, p) for name, p in params.items())
         self.momentum = torch.zeros(count, *shape, dtype=first.dtype, device=first.device)
-
-    @staticmethod
-    def _parts(name: str) -> int:
-        return 3 if ".qkv." in name else 1
 
     def split(self, stack: Tensor) -> dict[str, Tensor]:
         """The part of a stack that belongs to each parameter, a view in its shape."""
         out, at = dict[str, Tensor](), 0
         for name, p in self.params.items():
-            parts = self._parts(name)
+            parts = parts_of(name, p)
             mine = stack[at : at + parts]
             tall = p.shape[0] // parts > p.shape[1]  # of one part, so that turning it back is a view
             out[name] = mine.view(p.shape) if parts > 1 else mine[0].mT if tall else mine[0]
@@ -73,14 +70,26 @@ class _Group:
     def step(self, lr: float, decay: float, beta: float, good: Tensor) -> None:
         given = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self.params.values()]
         named = zip(self.params, given, strict=True)
-        grads = torch.cat([_pieces(g, self._parts(name)) for name, g in named])
+        grads = torch.cat([_pieces(g, parts_of(name, g)) for name, g in named])
         grads = torch.where(good, grads, 0.0)
-        self.momentum.add_((grads - self.momentum) * ((1 - beta) * good))
+        self.momentum.lerp_(grads, ((1 - beta) * good).to(grads.dtype))
         move = orthogonal(grads.lerp(self.momentum, beta))
         move *= good * (lr * LIKE_ADAMW * math.sqrt(max(move.shape[1:])))
         weights = list(self.params.values())
         torch._foreach_mul_(weights, 1 - lr * decay * good)
         torch._foreach_sub_(weights, list(self.split(move).values()))
+
+
+def parts_of(name: str, p: Tensor) -> int:
+    """How many matrices lie in one parameter: queries, keys and values are made orthogonal each for itself."""
+    return 3 if ".qkv." in name and p.shape[0] == 3 * p.shape[1] else 1
+
+
+def portions(params: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """Parameters of one shape in portions of at most `ROOM` numbers, one parameter at least."""
+    most = max(1, ROOM // next(iter(params.values())).numel())
+    names = list(params)
+    return ({name: params[name] for name in names[at : at + most]} for at in range(0, len(names), most))
 
 
 def _pieces(x: Tensor, parts: int) -> Tensor:
@@ -98,9 +107,9 @@ class Muon:
         for name, p in params.items():
             if isinstance(p, DTensor):
                 raise UserError("optim.rule = muon needs whole matrices: use loop.parallel ddp, or optim.rule adamw")
-            shape = _pieces(p.detach(), _Group._parts(name)).shape[1:]
+            shape = _pieces(p.detach(), parts_of(name, p)).shape[1:]
             by_shape.setdefault(tuple(shape), {})[name] = p
-        self.groups = [_Group(group) for group in by_shape.values()]
+        self.groups = [_Group(some) for group in by_shape.values() for some in portions(group)]
 
     def step(self, lr: float, good: Tensor) -> None:
         """Move all weights by their gradients; `good` is a bool on the device, so that the host need not wait."""

@@ -10,7 +10,7 @@ from typing import Any
 from tsdfm.engine.manifest import NAME as MANIFEST
 from tsdfm.engine.manifest import input_sha256, read_json, read_manifest
 from tsdfm.errors import UserError
-from tsdfm.settings import to_dict
+from tsdfm.settings import defaults, merge, to_dict
 
 PLACES = ("out", "tokens", "teacher", "init_from", "compass", "proposer", "resume")
 """Settings that say where things lie or how a run was started, not what is made."""
@@ -30,7 +30,8 @@ def is_finished(settings: Any) -> bool:
     found = read_manifest(settings.out)
     if not found.get("finished"):
         return False
-    if comparable(found["settings"]) != comparable(to_dict(settings)):
+    then = merge(defaults(type(settings)), found["settings"])  # a newer setting was at its default
+    if comparable(then) != comparable(to_dict(settings)):
         raise UserError(f"{settings.out} holds a finished run of other settings: remove it or give another --out")
     for name, made_from in found["inputs"].items():
         path = input_path(settings, name)

@@ -4,7 +4,7 @@ Small models leave most of a large GPU idle; several of them share it well (bett
 -d` running). What a process says goes to OUT/logs/NAME.log. Where one fails, what does not need it goes on.
 
 Under MPS an error of one process on the device, or a process that is killed, can take all the others along. So one that
-broke off is begun again from its last checkpoint; one that was refused its settings (code 2) is not.
+broke off is begun again from its last checkpoint; one that was refused its settings (code 2) or told to stop is not.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tsdfm.pipeline.plan import Stage
 
 POLL = 0.1
 PAUSE = 15.0  # seconds before another try: an MPS server needs some to come back
-REFUSED = 2
+FINAL = (2, 130, 143)  # refused, or told to stop
 
 Say = Callable[[str], None]
 
@@ -69,7 +69,7 @@ class Crew:
             try:
                 while any(job.code is None for job in self.jobs):
                     self.collect()
-                    late = time.monotonic() >= end
+                    late = time.monotonic() >= end and any(job.code is None for job in self.jobs)
                     if late or signals.number is not None:
                         break
                     self.start()
@@ -77,8 +77,10 @@ class Crew:
             finally:
                 self.stop()
             if late or signals.number is not None:
-                left = ", ".join(job.key for job in self.jobs if job.code != 0)
-                self.say(f"── stopped, and saved; the same command goes on with: {left}")
+                for key, why in self.failed.items():
+                    self.say(f"── {key} failed: {why}")
+                left = ", ".join(job.key for job in self.jobs if job.code != 0 and job.key not in self.failed)
+                self.say(f"── stopped; what was running has saved, and the same command goes on with: {left}")
                 raise Stopped(128 + (signals.number or signal.SIGTERM))
         if self.failed:
             raise UserError("; ".join(f"{key}: {why}" for key, why in self.failed.items()))
@@ -117,8 +119,10 @@ class Crew:
             if job.log is not None:
                 job.log.close()
             took = f"{time.monotonic() - job.began:.0f} s"
-            self.say(f"── {job.key} {'is done' if job.code == 0 else 'FAILED'}, {took}")
-            if job.code and job.code != REFUSED and job.tries <= self.retry:
+            again = job.code != 0 and job.code not in FINAL and job.tries <= self.retry
+            ending = "broke off and will begin again" if again else "is done" if job.code == 0 else "FAILED"
+            self.say(f"── {job.key} {ending}, {took}")
+            if again:
                 job.code, job.process, job.not_before = None, None, time.monotonic() + self.pause
             elif job.code:
                 self.failed[job.key] = self.reason(job)

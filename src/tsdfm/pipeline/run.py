@@ -32,8 +32,8 @@ class PipelineSettings:
     )
 
     def __post_init__(self) -> None:
-        if self.limit is not None and (not self.limit > 0 or self.jobs < 2):
-            raise UserError("limit is a time in seconds, above 0, and needs --jobs 2 or more")
+        if self.limit is not None and (not self.limit > 0 or self.jobs < 2 or self.only is not None):
+            raise UserError("limit is a time in seconds, above 0, and needs --jobs 2 or more, without --only")
         if self.jobs < 1 or self.retry < 0:
             raise UserError(f"jobs must be at least 1 and retry at least 0, not {self.jobs} and {self.retry}")
 

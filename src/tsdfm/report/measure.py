@@ -168,7 +168,10 @@ def guide_key(guide: Guide | None) -> dict[str, Any] | None:
     if guide is None:
         return None
     compass = getattr(guide.compass, "sha256", "")[:16] or None
-    return {"policy": guide.policy, "compass": compass, "navigate": to_dict(guide.settings)}
+    navigate = to_dict(guide.settings)
+    if not guide.settings.blocks:
+        del navigate["blocks"]  # cells were kept before there was such a setting
+    return {"policy": guide.policy, "compass": compass, "navigate": navigate}
 
 
 def sample(made: TextModel, key: dict[str, Any], guide: Guide | None, bias: Tensor | None = None) -> Cell:

@@ -2,11 +2,12 @@
 
 A choice among K whole candidates is worth log K nats at most, however long the text: with thirteen tokens moved it can
 tell much about each, with hundreds next to nothing. Cut into B blocks, the same K draws make K^B texts. One sweep of
-Gibbs sampling over the blocks draws from them by  Π_b 1/K · exp(−E(x)/T_E)  (boltzmann), or walks downhill (lowest):
+Gibbs sampling over the blocks, from a whole candidate, goes towards  Π_b 1/K · exp(−E(x)/T_E)  (boltzmann; it is there
+at once where blocks do not interact), or walks downhill (lowest):
 
     for b in 1 … B:   x_b ← x_b^(c),   c chosen by the energies of the K texts that differ from x in block b alone
 
-It costs B·K calls of the compass instead of K, and none of the network.
+It costs K + B·K calls of the compass instead of K, and none of the network.
 """
 
 from __future__ import annotations

@@ -140,6 +140,8 @@ class StudentSettings:
             raise UserError(f"dropout must be at least 0 and below 1, not {self.dropout}")
         if self.needs_compass and self.compass is None:
             raise UserError(f"policy {self.policy} needs --compass, or --navigate.selector random")
+        if self.navigate.blocks and self.policy in ("blind", "token"):
+            raise UserError(f"policy {self.policy} chooses among no candidates: leave navigate.blocks at 0")
         if self.refresh.every and not self.needs_compass:
             raise UserError("refresh.every refreshes a compass: it needs a policy that asks one")
         if self.refresh.every and self.loop.parallel == "fsdp":

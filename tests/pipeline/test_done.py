@@ -1,0 +1,39 @@
+"""What counts as done already."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tsdfm.engine.settings import OptimSettings
+from tsdfm.errors import UserError
+from tsdfm.pipeline.done import is_finished
+from tsdfm.settings import defaults, to_dict
+from tsdfm.student.settings import NavigateSettings, StudentSettings
+
+
+def settings(out: Path, **more: Any) -> StudentSettings:
+    return StudentSettings(tokens=out, init_from=out, out=out, compass=out, policy="sequence", **more)
+
+
+def test_a_run_from_before_a_setting_was_there_is_done(tmp_path: Path) -> None:
+    """It had the default, which another value is not."""
+    found = to_dict(settings(tmp_path))
+    del found["optim"]["rule"], found["navigate"]["blocks"]
+    (tmp_path / "manifest.json").write_text(json.dumps({"finished": True, "settings": found, "inputs": {}}))
+    assert is_finished(settings(tmp_path))
+    for other in ({"navigate": NavigateSettings(blocks=2)}, {"share": 0.5}):
+        with pytest.raises(UserError, match="other settings"):
+            is_finished(settings(tmp_path, **other))
+    found["share"] = 0.25
+    (tmp_path / "manifest.json").write_text(json.dumps({"finished": True, "settings": found, "inputs": {}}))
+    with pytest.raises(UserError, match="other settings"):
+        is_finished(settings(tmp_path))
+
+
+def test_defaults_leave_out_what_has_none() -> None:
+    made = defaults(StudentSettings)
+    assert not {"tokens", "init_from", "out"} & made.keys()
+    assert made["navigate"] == to_dict(NavigateSettings())
+    assert made["optim"]["lr"] == 1e-5 != to_dict(OptimSettings())["lr"]  # the student's own
