@@ -306,14 +306,14 @@ def losses(settings: KernelBenchmark, device: torch.device, clock: Clock) -> lis
             fused_loss(hidden, head, objective, even).backward()  # type: ignore[no-untyped-call]
 
     products = {"KL": 4, "GKL": 3}
-    kept_rows = fused.FAST_ROWS
+    room = fused.FAST_ROOM
     for name, objective in objectives.items():
         floor = products[name] * 2 * n * width * columns / 7.9e14 * 1e3
         for size, sums in ((4096, False), (2048, True), (4096, True), (8192, True)):
-            fused.FAST_ROWS, fused.WIDE_SUMS = size, sums
+            fused.FAST_ROOM, fused.WIDE_SUMS = size * len(small.weight), sums
             title = f"head and {name}, {n} positions, chunks of {size}" + (", wide sums" if sums else "")
             add(title, partial(whole, objective), floor)
-        fused.FAST_ROWS, fused.WIDE_SUMS = kept_rows, True
+        fused.FAST_ROOM, fused.WIDE_SUMS = room, True
         with kernels.without():
             add(f"head and {name}, {n} positions, no kernels", partial(whole, objective), floor)
     return rows

@@ -107,7 +107,7 @@ def objectives(n: int, d: int) -> dict[str, Objective]:
 @pytest.mark.parametrize("name", ["forward", "reverse", "cross-entropy", "gkl"])
 @pytest.mark.parametrize("bias", [True, False])
 def test_fused_loss(name: str, bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "FAST_ROWS", 5)
+    monkeypatch.setattr(fused, "FAST_ROOM", 5 * VOCAB)
     n, d = 13, 8
     torch.manual_seed(1)
     head = nn.Linear(d, VOCAB, bias=bias).to(DEVICE)

@@ -150,3 +150,15 @@ def test_gradients_are_given_once() -> None:
     torch.testing.assert_close(wanted, again.grad)
     with pytest.raises(RuntimeError, match="once only"):
         loss.backward()
+
+
+@pytest.mark.parametrize(
+    ("count", "columns"), [(0, 10), (1, 50_304), (4096, 50_304), (8192, 50_304), (65_000, 8192), (9, 1 << 28)]
+)
+def test_fast_chunks_cover_all_positions_and_fit(count: int, columns: int) -> None:
+    found = list(fused.fast_chunks(count, columns))
+    assert [i for part in found for i in range(count)[part]] == list(range(count))
+    sizes = [part.stop - part.start for part in found]
+    assert all(size * columns <= fused.FAST_ROOM or size == 1 for size in sizes)
+    assert all(size % 128 == 0 for size in sizes[:-1]) or columns > fused.FAST_ROOM // 128
+    assert len(found) <= -(-count // max(1, fused.FAST_ROOM // columns)) + 1

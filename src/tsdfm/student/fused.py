@@ -11,7 +11,7 @@ Shapes: N positions, D width, V columns; a chunk has n positions.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -24,7 +24,7 @@ from tsdfm.kernels import rows
 from tsdfm.kernels.head import Head, padded
 
 ROOM = {"cpu": 1 << 21, "cuda": 1 << 25}  # logits of one chunk
-FAST_ROWS = 4096  # positions of a chunk where kernels work on it: nothing but the bf16 logits is ever made
+FAST_ROOM = 1 << 27  # and where kernels work on it: nothing but the logits in bf16 is ever made
 WIDE_SUMS = True  # add chunks of the head's gradient inside the product, in float32
 
 Found = tuple[Tensor, Tensor | None]
@@ -206,8 +206,7 @@ def _by_kernel(
     by_weight: Tensor | None = None
     by_bias = torch.zeros(len(head.weight), device=x.device) if grad and head.bias is not None else None
     with torch.autocast(hidden.device.type, enabled=False):
-        for first in range(0, len(x), FAST_ROWS):
-            part = slice(first, min(first + FAST_ROWS, len(x)))
+        for part in fast_chunks(len(x), len(head.weight)):
             logits = head.whole(x[part])
             total += (objective.by_kernel(logits, part, weights[part], columns, grad) * scale[part]).sum()
             if by_hidden is not None:
@@ -221,6 +220,15 @@ def _by_kernel(
         None if by_bias is None else by_bias[:columns].to(dtype),
     ]
     return made, total.to(torch.float32)
+
+
+def fast_chunks(count: int, columns: int) -> Iterator[slice]:
+    """`count` positions in chunks of nearly equal size, whole multiples of 128 (but the last), that fit `FAST_ROOM`."""
+    most = max(1, FAST_ROOM // columns)
+    chunks = -(-count // most)
+    size = -(-count // max(1, chunks))
+    size = min(-(-size // 128) * 128, most) if most >= 128 else size
+    return (slice(first, min(first + size, count)) for first in range(0, count, size or 1))
 
 
 def _add_product(into: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
