@@ -180,6 +180,17 @@ def test_policy(report_home: Path, out: Path) -> None:
     assert {row["steps"] for row in quoted} == {8}
 
 
+def test_policy_in_blocks(report_home: Path, out: Path) -> None:
+    """Blocks concern the sequence phase: other rows are as without, and are not made again."""
+    few = ("--steps", "2", "--navigate.k", "2")
+    whole, blocks = (ours(table(report_home, out, "policy", *few, *more)) for more in ((), ("--navigate.blocks", "3")))
+    calls = [[row["compass_calls"] for row in rows[:4]] for rows in (whole, blocks)]
+    assert calls[0][0] == calls[1][0] == 0
+    assert calls[1][2] == calls[0][2]
+    assert calls[1][1] == 4 * calls[0][1] > 0  # K + 3K instead of K
+    assert whole[2]["ppl"] == blocks[2]["ppl"]
+
+
 def test_policy_against_the_temperature_curve_under_two_judges(report_home: Path, out: Path) -> None:
     few = ["--steps", "2", "--navigate.k", "2", "--temperatures", "0.5,1.0,2.0", "--judges", "world:full"]
     found = table(report_home, out, "policy", *few)

@@ -169,8 +169,8 @@ def guide_key(guide: Guide | None) -> dict[str, Any] | None:
         return None
     compass = getattr(guide.compass, "sha256", "")[:16] or None
     navigate = to_dict(guide.settings)
-    if not guide.settings.blocks:
-        del navigate["blocks"]  # cells were kept before there was such a setting
+    if not guide.settings.blocks or guide.policy == "token":
+        del navigate["blocks"]  # without effect; cells were kept before there was such a setting
     return {"policy": guide.policy, "compass": compass, "navigate": navigate}
 
 

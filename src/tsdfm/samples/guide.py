@@ -43,8 +43,6 @@ def guide_from(
     policy: str, compass: Path | None, settings: NavigateSettings, velocity: Velocity, model: Path | None = None
 ) -> Guide | None:
     """The guide that was asked for on the command line; none for `blind`. A shipped `model` brings its own compass."""
-    if settings.blocks and policy in ("blind", "token"):
-        raise UserError(f"--guide {policy} chooses among no candidates, so --navigate.blocks has no use: try sequence")
     if policy == "blind":
         return None
     if compass is None and model is not None and settings.selector != "random":

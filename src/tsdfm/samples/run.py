@@ -26,6 +26,8 @@ def run(settings: SampleSettings) -> Samples:
             "--compass guides nothing without --guide sequence, token or sequence-to-token, "
             "and scores nothing without --save-trajectory or --live"
         )
+    if settings.navigate.blocks and settings.guide in ("blind", "token"):
+        raise UserError(f"--guide {settings.guide} chooses among no candidates: use sequence, or no --navigate.blocks")
     place = settings.model or default_model()
     model = load(place, settings.device, which=settings.weights, choose=settings.checkpoint)
     model = replace(model, quick=settings.quick)
