@@ -138,15 +138,14 @@ def interleaved(
     return times
 
 
-def in_a_row(step: Step, device: torch.device, first: int, count: int) -> tuple[float, float]:
-    """Milliseconds of a step among `count` that nobody waits between, as in a training, and those of its host."""
+def in_a_row(step: Step, device: torch.device, first: int, count: int) -> float:
+    """Milliseconds of a step among `count` that nobody waits between, as in a training."""
     wait(device)
     start = time.perf_counter()
     for n in range(first, first + count):
         step(n)
-    host = time.perf_counter() - start
     wait(device)
-    return (time.perf_counter() - start) * 1e3 / count, host * 1e3 / count
+    return (time.perf_counter() - start) * 1e3 / count
 
 
 def host_alone(step: Step, device: torch.device, first: int, count: int) -> float:

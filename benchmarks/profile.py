@@ -125,7 +125,7 @@ def by_kernel(name: str, step: Step, first: int, device: torch.device, out: Path
     report(f"{name}: kinds of kernels, {total:.1f} ms busy a step", table, device, where)
     report(f"{name}: kernels", rows[:28], device, out and out / f"kernels-{slug(name)}.json")
     calls = sum(v for k, v in host.items() if "Launch" in k or "Memcpy" in k or "Memset" in k)
-    wall, alone = in_a_row(step, device, first, 2 * steps)[0], host_alone(step, device, first, 2 * steps)
+    wall, alone = in_a_row(step, device, first, 2 * steps), host_alone(step, device, first, 2 * steps)
     say(
         f"{name}: busy {total:.1f} ms of a step's {wall:.1f} ms in a row; the host alone needs {alone:.1f} ms for "
         f"{calls:g} launches and copies; {sum(float(row['calls a step']) for row in rows):g} kernels"

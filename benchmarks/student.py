@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import statistics
 import time
 from collections.abc import Callable
@@ -29,6 +28,7 @@ from benchmarks.harness import (
     world,
 )
 from benchmarks.profile import summarise
+from benchmarks.switches import check_switches, switched
 from tsdfm import kernels
 from tsdfm.compass.model import Compass
 from tsdfm.compass.network import spec_from
@@ -36,8 +36,7 @@ from tsdfm.compass.settings import CompassNet
 from tsdfm.engine import graphs as engine_graphs
 from tsdfm.engine.learner import Learner
 from tsdfm.engine.precision import autocast, use_bf16
-from tsdfm.errors import UserError
-from tsdfm.settings import nearest, option
+from tsdfm.settings import option
 from tsdfm.student import recorded
 from tsdfm.student.settings import NavigateSettings, StudentLoop, StudentOptim, StudentSettings
 from tsdfm.student.stats import Stats
@@ -150,7 +149,7 @@ def compare(settings: StudentBenchmark, batch: int, plans: Plans, device: torch.
     for words in settings.switch:
         for plan in plans[:2]:
             name, start, held = f"{label(plan)}, {words}", time.perf_counter(), reserved(device)
-            build = partial(switched, partial(stepping, settings, batch, plan), words)
+            build = partial(switched_step, partial(stepping, settings, batch, plan), words)
             made = guarded(name, partial(built, build, device, settings.warm, held))
             if made is not None:
                 steps[name], peaks[name] = made
@@ -164,7 +163,7 @@ def compare(settings: StudentBenchmark, batch: int, plans: Plans, device: torch.
         say(f"!!! {graphs() - before} graphs were compiled while timing")
     blind = statistics.median(times["fs-dfm"]) if "fs-dfm" in times else None
     count, first = max(1, settings.repeats // 2), settings.warm + 3
-    rows = {name: in_a_row(step, device, first, count)[0] for name, step in steps.items()}
+    rows = {name: in_a_row(step, device, first, count) for name, step in steps.items()}
     hosts = {name: host_alone(step, device, first, count) for name, step in steps.items()}
     if settings.profile:
         shown = [label(plan) for plan in plans[:2]]
@@ -202,33 +201,11 @@ def graphs() -> int:
 
 
 LEARNERS: dict[Step, Learner] = {}
-SWITCHES = {
-    "record": ("tsdfm.student.recorded", "RECORD", True),
-    "epilogue": ("tsdfm.nn.layers", "EPILOGUE", True),
-    "moments": ("tsdfm.kernels.draw_triton", "MOMENTS", 10),
-}
 
 
-def switched(build: Callable[[], Step], words: str) -> Step:
-    """A learner of its own whose every step runs with some constants at other values: names joined by +."""
-    chosen = [SWITCHES[word] for word in words.split("+")]
-
-    def on(work: Callable[[], Any]) -> Any:
-        modules = [importlib.import_module(place) for place, _, _ in chosen]
-        before = [getattr(module, name) for module, (_, name, _) in zip(modules, chosen, strict=True)]
-        for module, (_, name, value) in zip(modules, chosen, strict=True):
-            setattr(module, name, value)
-        try:
-            return work()
-        finally:
-            for module, (_, name, _), value in zip(modules, chosen, before, strict=True):
-                setattr(module, name, value)
-
-    inner: Step = on(build)
-
-    def step(n: int) -> object:
-        return on(partial(inner, n))
-
+def switched_step(build: Callable[[], Step], words: str) -> Step:
+    """A learner of its own with some constants at other values."""
+    step, inner = switched(build, words)
     LEARNERS[step] = LEARNERS[inner]
     return step
 
@@ -257,13 +234,6 @@ def same_targets(name: str, learner: Learner, rows: list[HostBatch]) -> None:
         f"  {name}: targets of {len(rows)} batches, {same} the same bits, all to {far:.1e}; {len(made.made)} recordings"
         + ("  !!! recording FAILED" if made.off else "")
     )
-
-
-def check_switches(words: tuple[str, ...]) -> None:
-    """Refuse names that are none."""
-    for word in (name for joined in words for name in joined.split("+")):
-        if word not in SWITCHES:
-            raise UserError(f"no switch is called {word!r}{nearest(word, SWITCHES)}")
 
 
 def launched(step: Step) -> Step:

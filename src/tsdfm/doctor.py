@@ -18,7 +18,7 @@ from rich.table import Table
 from tsdfm import __version__
 from tsdfm.compass.network import EnergyNet
 from tsdfm.compass.settings import CompassSettings
-from tsdfm.engine.distributed import gpu_is_dumb
+from tsdfm.engine.distributed import gpu_does_not_start
 from tsdfm.nn import DDiT, Shape, flops_per_token, parameters
 from tsdfm.recipes import load_recipe, table
 from tsdfm.settings import build, option
@@ -63,7 +63,7 @@ def machine() -> dict[str, str]:
         bf16 = "yes" if torch.cuda.get_device_capability(index) >= (8, 0) else "no"
         rows[f"GPU {index}"] = f"{about.name}, {about.total_memory / 2**30:.0f} GiB, bf16 {bf16}"
     if not torch.cuda.is_available():
-        rows["GPU"] = silence() if gpu_is_dumb() else "none that torch sees: training runs in float32 on the CPU"
+        rows["GPU"] = silence() if gpu_does_not_start() else "none that torch sees: training runs in float32 on the CPU"
     rows["compile"] = compiler()
     rows["attention"] = ", ".join(attention())
     rows["distributed"] = ", ".join(backends()) or "not in this build of torch"

@@ -14,9 +14,8 @@ import torch
 import toy_training
 from toy_training import Denoise, Net, train
 
-from tsdfm.engine import distributed
 from tsdfm.engine.checkpoint import Store, load_weights, read_state
-from tsdfm.engine.distributed import World, join, pick_device
+from tsdfm.engine.distributed import World
 from tsdfm.engine.log import Display, Metrics, duration, read_metrics, short
 from tsdfm.engine.manifest import read_manifest
 from tsdfm.errors import UserError
@@ -323,38 +322,6 @@ def test_the_display_on_a_terminal_and_without(
 def test_numbers_for_people() -> None:
     assert [short(x) for x in (12, 1234, 1.5e6, 2e9)] == ["12", "1.2k", "1.5M", "2.0G"]
     assert [duration(x) for x in (5.4, 65, 3725)] == ["5s", "1m05s", "1h02m"]
-
-
-def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert pick_device("cpu") == torch.device("cpu")
-    for name, words in (("gpu", "unknown device"), ("meta", "not supported")):
-        with pytest.raises(UserError, match=words):
-            pick_device(name)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UserError, match="no CUDA device"):
-        pick_device("cuda")
-    with join("auto") as world:
-        assert world == World()
-
-
-def test_a_gpu_that_does_not_start_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(distributed, "GPUS", tmp_path)
-    (tmp_path / "nvidia0").touch()
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    with pytest.raises(UserError, match="does not start"):
-        pick_device("auto")
-    assert pick_device("cpu").type == "cpu"
-    for hidden in ("", "-1", "NoDevFiles", "-1,0"):  # on purpose
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-        assert pick_device("auto").type == "cpu"
-    for shown in ("0", "1,0", "GPU-12ab"):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
-        with pytest.raises(UserError, match="does not start"):
-            pick_device("auto")
-    (tmp_path / "nvidia0").unlink()
-    assert pick_device("auto").type == "cpu"
 
 
 def test_a_checkpoint_from_before_a_dial_was_there_goes_on(tmp_path: Path) -> None:

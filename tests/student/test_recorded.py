@@ -4,8 +4,7 @@ whatever a plan forgets to say (a number of the host, a tensor of one step) show
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,18 +26,8 @@ ROWS = 4
 CPU = torch.device("cpu")
 
 
-@dataclass
-class Again:
-    """Replays by running `step`."""
-
-    step: Callable[[], Any]
-
-    def replay(self) -> None:
-        self.step()
-
-
 class ByHand(Routines):
-    """Recordings made of `Again`, on any device; `replays` counts what was not a plain call."""
+    """Recordings that replay by running the function, on any device; `replays` counts what was not a plain call."""
 
     replays = 0
 
@@ -53,7 +42,7 @@ class ByHand(Routines):
             for room, value in zip(rooms, fn(*static), strict=True):
                 room.copy_(value)
 
-        return Recording(Again(step), [x for x in static if x is not None], rooms, keep=fn)
+        return Recording(SimpleNamespace(replay=step), [x for x in static if x is not None], rooms, keep=fn)
 
 
 def by_hand(semi: Any) -> RecordedTarget:

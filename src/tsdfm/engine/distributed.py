@@ -96,7 +96,7 @@ def pick_device(name: str, local_rank: int = 0) -> torch.device:
     """`auto` is this process's GPU if there is one, else the CPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-        if name == "cpu" and gpu_is_dumb():
+        if name == "cpu" and gpu_does_not_start():
             raise UserError("there is a GPU, but CUDA does not start on it: see `tsdfm doctor`, or ask for device cpu")
     try:
         device = torch.device(name)
@@ -114,7 +114,7 @@ def pick_device(name: str, local_rank: int = 0) -> torch.device:
     return torch.device("cuda", index)
 
 
-def gpu_is_dumb() -> bool:
+def gpu_does_not_start() -> bool:
     """Is there a GPU that torch was built for, and not told to leave alone, and cannot use? The CPU would be a trap."""
     shown = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
     hidden = (

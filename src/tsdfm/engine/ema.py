@@ -20,14 +20,15 @@ class Ema:
     def __init__(self, model: nn.Module, decay: float, *, warmup: bool = True) -> None:
         self.decay, self.warmup = decay, warmup
         self.module = copy.deepcopy(model).requires_grad_(False).eval()
-        self._pairs: list[tuple[Tensor, Tensor]] = []
         self.follow(model)
 
     def follow(self, model: nn.Module) -> None:
         """Pair this copy's tensors with the model's (again, after sharding replaced them)."""
-        self._pairs = list(zip(self.module.parameters(), model.parameters(), strict=True))
-        self._whole = not any(isinstance(x, DTensor) for pair in self._pairs for x in pair)
-        self._mine, self._theirs = [a for a, _ in self._pairs], [b for _, b in self._pairs]
+        self._mine: list[Tensor] = list(self.module.parameters())
+        self._theirs: list[Tensor] = list(model.parameters())
+        if len(self._mine) != len(self._theirs):
+            raise ValueError("the average follows a model of its own kind")
+        self._whole = not any(isinstance(x, DTensor) for x in (*self._mine, *self._theirs))
         self._buffers = list(zip(self.module.buffers(), model.buffers(), strict=True))
 
     def decay_at(self, n: int) -> float:

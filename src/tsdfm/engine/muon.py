@@ -87,7 +87,7 @@ def parts_of(name: str, p: Tensor) -> int:
 
 def portions(params: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
     """Parameters of one shape in portions of at most `ROOM` numbers, one parameter at least."""
-    most = max(1, ROOM // next(iter(params.values())).numel())
+    most = max(1, ROOM // max(p.numel() for p in params.values()))
     names = list(params)
     return ({name: params[name] for name in names[at : at + most]} for at in range(0, len(names), most))
 

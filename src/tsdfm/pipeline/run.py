@@ -67,9 +67,8 @@ def run_jobs(stages: Sequence[Stage], settings: PipelineSettings, say: Callable[
     first, last = (trained[0], trained[-1] + 1) if trained else (len(stages), len(stages))
     run_stages(stages[:first], say)
     command = pipeline_command(settings.recipe, settings.out, settings.set)
-    crew = Crew(jobs_of(stages[first:last]), command, settings.jobs, settings.out / "logs", say, settings.retry)
-    crew.limit = settings.limit
-    crew.run()
+    jobs, logs = jobs_of(stages[first:last]), settings.out / "logs"
+    Crew(jobs, command, settings.jobs, logs, say, settings.retry, limit=settings.limit).run()
     run_stages(stages[last:], say)
     say(f"── done: {settings.out}")
     return settings.out

@@ -49,7 +49,7 @@ class Stats:
             self._sums[name] = value.to(torch.float64) if before is None else before + value.to(before.device)
 
     def packed(self, device: torch.device) -> Tensor:
-        """Every sum in one vector [13 + K] on the device: one operation instead of one for each of some twenty."""
+        """Every sum in one vector [sums + K] on the device: one operation instead of one for each of some twenty."""
         zero = torch.zeros((), dtype=torch.float64, device=device)
         picks = self._sums["picks"].to(device) if "picks" in self._sums else zero.expand(self.candidates)
         return torch.cat([torch.stack([self._sum(name, zero) for name in SUMS]), picks])
