@@ -14,7 +14,6 @@ from tsdfm.settings import nearest
 SWITCHES = {
     "record": ("tsdfm.student.recorded", "RECORD", True),
     "epilogue": ("tsdfm.nn.layers", "EPILOGUE", True),
-    "cudnn": ("tsdfm.nn.layers", "CUDNN", True),
     "moments": ("tsdfm.kernels.draw_triton", "MOMENTS", 10),
 }
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
 from tiny_nets import stir, tiny_net, tiny_shape
-from torch.nn.attention import SDPBackend
 
 from tsdfm.nn import layers
 from tsdfm.nn.layers import Block, Norm, Rotary, ScalarEmbedding, gelu_product, modulate, rotate
@@ -181,35 +179,3 @@ def test_gelu_product_by_hand() -> None:
     a = x @ weight.T + bias
     wanted = 0.5 * a * (1 + torch.tanh(math.sqrt(2 / math.pi) * (a + 0.044715 * a**3)))
     torch.testing.assert_close(gelu_product(x, weight, bias), wanted)
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-def test_attention_with_its_kernels_in_order(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
-    """Where cuDNN is preferred the same comes out, compiled in one graph too, and the order holds inside only."""
-    q, k, v = torch.randn(3, 2, 2, 5, 8, generator=torch.Generator().manual_seed(0)).unbind()
-    before = torch._C._get_sdp_priority_order()
-    seen: list[list[int]] = []
-
-    def watched(*given: Any, **more: Any) -> torch.Tensor:
-        seen.append(torch._C._get_sdp_priority_order())
-        return torch.nn.functional.softmax(q @ k.mT / 8**0.5, -1) @ v
-
-    plain = layers.attention(q, k, v)
-    monkeypatch.setattr(layers, "CUDNN", True)
-    torch.testing.assert_close(layers.attention(q, k, v), plain, rtol=0, atol=0)  # a CPU is no Hopper
-    monkeypatch.setattr(layers, "on_hopper", lambda device: True)
-    work = torch.compile(layers.attention, fullgraph=True, backend="aot_eager") if compiled else layers.attention
-    torch.testing.assert_close(work(q, k, v), plain)
-    torch.testing.assert_close(work(q, k, v, is_causal=True)[:, :, -1], plain[:, :, -1])
-    if not compiled:
-        monkeypatch.setattr(layers.F, "scaled_dot_product_attention", watched)
-        torch.testing.assert_close(layers.attention(q, k, v), plain)
-        assert seen[0][:2] == [int(SDPBackend.CUDNN_ATTENTION.value), int(SDPBackend.FLASH_ATTENTION.value)]
-    assert torch._C._get_sdp_priority_order() == before
-
-
-def test_only_a_hopper_gpu_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not layers.on_hopper("cpu")
-    for major in (8, 9, 10):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda major=major: (major, 0))
-        assert layers.on_hopper("cuda") == (major == 9)

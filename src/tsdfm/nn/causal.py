@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tsdfm.errors import UserError
-from tsdfm.nn.layers import Norm, Rotary, attention, rotate
+from tsdfm.nn.layers import Norm, Rotary, rotate
 from tsdfm.nn.settings import Shape
 from tsdfm.settings import to_dict
 
@@ -56,7 +56,7 @@ class CausalBlock(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         q, k, v = self._heads(x, cos, sin)
-        x = x + self.dropout(self._mixed(attention(q, k, v, is_causal=True)))
+        x = x + self.dropout(self._mixed(F.scaled_dot_product_attention(q, k, v, is_causal=True)))
         out: Tensor = x + self.dropout(self.mlp(self.norm_2(x)))
         return out
 

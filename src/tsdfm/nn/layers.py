@@ -11,21 +11,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tsdfm.errors import UserError
 from tsdfm.nn.settings import Shape
 
 EPILOGUE = False  # GELU within the product before it, where weights are bf16 and frozen; until a card has timed both
-
-CUDNN = False  # on Hopper, cuDNN's attention before FlashAttention 2; until a card has timed both
-HOPPER = 9
-BEST_FIRST = [
-    SDPBackend.CUDNN_ATTENTION,
-    SDPBackend.FLASH_ATTENTION,
-    SDPBackend.EFFICIENT_ATTENTION,
-    SDPBackend.MATH,
-]
 
 
 class ScalarEmbedding(nn.Module):
@@ -124,26 +114,9 @@ class Block(nn.Module):
         """Attention over all positions, in both directions."""
         batch, length, width = x.shape
         q, k, v = self.qkv(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        mixed = attention(rotate(q, cos, sin), rotate(k, cos, sin), v)
+        mixed = F.scaled_dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v)
         out: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, width))
         return out
-
-
-def attention(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool = False) -> Tensor:
-    """softmax(q kᵀ / √E) v for q, k, v [B, H, L, E], by the quickest kernel that can.
-
-    Left to itself torch takes FlashAttention 2 on a Hopper GPU too, where cuDNN's kernels are quicker.
-    """
-    if CUDNN and on_hopper(q.device.type):
-        with sdpa_kernel(BEST_FIRST, set_priority=True):
-            return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
-    return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def on_hopper(device: str) -> bool:
-    """Is the current device of this type a Hopper GPU?"""
-    return device == "cuda" and torch.cuda.get_device_capability()[0] == HOPPER
 
 
 def gelu_product(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
