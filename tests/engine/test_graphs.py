@@ -215,3 +215,35 @@ def test_random_numbers_go_on_after_a_recording_that_failed() -> None:
         first = replayed(torch.ones(2, 3).cuda())
         torch.manual_seed(0)
         assert torch.equal(first, replayed(torch.ones(2, 3).cuda()))
+
+
+@needs_gpu
+def test_what_copies_make_the_compiler_do_is_done_before_the_recording() -> None:
+    """A function that must not be met for the first time while recording: its second call on other memory compiles."""
+    model, met, calls = nn.Linear(3, 3).cuda(), set[int](), list[bool]()
+
+    def choosy(x: Tensor) -> Tensor:
+        recording = torch.cuda.is_current_stream_capturing()
+        calls.append(recording)
+        if x.data_ptr() not in met:
+            met.add(x.data_ptr())
+            torch.ones(1, device="cuda").item()  # as a compiler would: refused in a recording
+        out: Tensor = model(x)
+        return out
+
+    replayed = Replayed(choosy, model)
+    x = torch.ones(2, 3).cuda()
+    with torch.no_grad():
+        found = [replayed(x) for _ in range(3)]
+        assert calls == [False, False, True]  # plain, before the recording, the recording; then a replay
+        assert not replayed.off
+        for one in found:
+            torch.testing.assert_close(one, model(x))
+
+
+@needs_gpu
+def test_numbers_drawn_before_a_recording_are_given_back() -> None:
+    torch.cuda.manual_seed(0)
+    with graphs.same_numbers():
+        first = torch.rand(5, device="cuda")
+    assert torch.equal(first, torch.rand(5, device="cuda"))

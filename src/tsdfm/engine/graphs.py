@@ -53,6 +53,17 @@ def undisturbed() -> Iterator[None]:
             gc.enable()
 
 
+@contextlib.contextmanager
+def same_numbers() -> Iterator[None]:
+    """Give the device's random numbers back that are drawn inside the block."""
+    own = torch.cuda.default_generators[torch.cuda.current_device()]
+    before = own.get_state()
+    try:
+        yield
+    finally:
+        own.set_state(before)
+
+
 def renew_generator() -> None:
     """Let the device's random numbers be drawn again after a recording broke off: its generator still waits for it.
 
@@ -201,6 +212,8 @@ class Replayed(_Base):
 
     def record(self, inputs: Sequence[Tensor | None]) -> Recording:
         static, graph = self.copies(inputs), torch.cuda.CUDAGraph()
+        with same_numbers():
+            self.fn(*static)  # what the compiler makes of copies, it makes now: while recording it could not
         with self.capture(graph):
             output = self.fn(*static)
         return Recording(graph, [x for x in static if x is not None], output)
