@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from ship_parts import a_spec
 
 import tsdfm
 from tsdfm.cli import main
@@ -18,6 +19,8 @@ from tsdfm.engine import bundle
 from tsdfm.engine.manifest import file_sha256
 from tsdfm.errors import UserError
 from tsdfm.nn.velocity import load_velocity
+
+Capture = pytest.CaptureFixture[str]
 
 
 def test_names(models: Path) -> None:
@@ -218,3 +221,38 @@ def test_the_wheel_takes_the_models_along() -> None:
     model = Path(bundle.__file__).parents[1].joinpath("ship", "models", "x", "student.safetensors").relative_to(root)
     assert any(fnmatch(str(model), pattern) for pattern in rules["artifacts"])
     assert any(model.is_relative_to(place) for place in rules["targets"]["wheel"]["packages"])
+
+
+def test_a_report_about_a_shipped_model(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By its name: student, teacher and compass are found, and figures need held-out text of the same tokenizer."""
+    from tsdfm.report.runs import find_runs
+
+    found = find_runs([Path("tsdfm-small")])
+    assert [(run.name, run.method, run.source) for run in found.models] == [
+        ("teacher", "teacher", "uniform"),
+        ("student", "ts-dfm", "uniform"),
+    ]
+    assert found.compass_for(found.models[1]) == models / "tsdfm-small" / "compass"
+    assert found.models[1].parameters() == sum(p.numel() for p in tsdfm.load("tsdfm-small").velocity.net.parameters())
+    assert [run.name for run in find_runs([Path("tsdfm-small/teacher")]).models] == ["teacher"]
+    assert main(["report", "policy", "tsdfm-small", "--world", "small"]) == 2
+    assert "has no place for a report: give --out" in capsys.readouterr().err
+    assert not (models / "tsdfm-small" / "report").exists()
+
+
+def test_a_shipped_model_against_held_out_text(models: Path, tmp_path: Path, capsys: Capture) -> None:
+    """Its own tokenizer is there by its name; rows of another one are refused."""
+    (tmp_path / "texts").mkdir()
+    for n in range(30):
+        (tmp_path / "texts" / f"{n}.txt").write_text(f"Ann saw {n} of it.")
+    made = ["--corpus", str(tmp_path / "corpus"), "--length", str(a_spec().length), "--layout", "document"]
+    assert main(["corpus", "--path", str(tmp_path / "texts"), "--out", str(tmp_path / "corpus"), "--valid", "0.4"]) == 0
+    assert main(["tokens", *made, "--tokenizer-files", "tsdfm-small", "--out", str(tmp_path / "tokens")]) == 0
+    assert main(["tokens", *made, "--vocab-size", "260", "--out", str(tmp_path / "others")]) == 0
+    asked = ["report", "measure", "tsdfm-small", "--steps", "2", "--teacher-steps", "2", "--samples", "2"]
+    asked += ["--world", "small", "--out", str(tmp_path / "report")]
+    assert main([*asked, "--tokens", str(tmp_path / "tokens")]) == 0
+    rows = json.loads((tmp_path / "report" / "metrics.json").read_text())
+    assert {row["method"] for row in rows} >= {"teacher", "ts-dfm"}
+    assert main([*asked, "--tokens", str(tmp_path / "others")]) == 2
+    assert "use the tokens it was trained on" in capsys.readouterr().err

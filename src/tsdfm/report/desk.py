@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from torch import Tensor
 
+from tsdfm.engine.bundle import is_bundle
 from tsdfm.engine.manifest import NAME as MANIFEST
 from tsdfm.engine.manifest import read_manifest
 from tsdfm.errors import UserError
@@ -41,6 +42,8 @@ class Desk:
     def __init__(self, name: str, settings: ReportSettings, console: Console | None = None) -> None:
         self.name, self.settings = name, settings
         self.found: Found = find_runs(settings.runs, settings.tokens)
+        if settings.out is None and is_bundle(self.found.home):
+            raise UserError("a model that was passed on has no place for a report: give --out FOLDER")
         self.report = settings.out or self.found.home / "report"
         self.measured = measured_before(self.found.home / "report")
         self.measure = self._measure_settings()

@@ -19,6 +19,7 @@ from rich.markup import escape
 from rich.progress import Progress
 from torch import Tensor
 
+from tsdfm.engine.bundle import find_member
 from tsdfm.engine.distributed import pick_device
 from tsdfm.engine.manifest import NAME as MANIFEST
 from tsdfm.engine.manifest import file_sha256, write_json, write_manifest
@@ -54,7 +55,7 @@ def run(settings: MeasureSettings, models: Sequence[Path], tokens: Path, out: Pa
     rows.append(real_row(settings, tokens, bench=bench))
     mark_collapsed(rows)
     write_metrics(out, rows)
-    inputs = {"tokens": tokens, **{model.name: model for model in models}}
+    inputs = {"tokens": tokens, **{model.name: on_disk(model) for model in models}}
     write_manifest(out, stage="report", settings=settings, inputs=inputs)
     for row in rows[:-1]:
         title = f"{row['method']}, {row['source']} source, {row['steps']} steps"
@@ -64,6 +65,12 @@ def run(settings: MeasureSettings, models: Sequence[Path], tokens: Path, out: Pa
     if settings.frontier:
         sweep(settings, models, tokens, out)
     return out
+
+
+def on_disk(model: Path) -> Path:
+    """Where a model lies: its folder, or a bundle's file."""
+    member = find_member(model, "student")
+    return model if member is None else member.file
 
 
 def sweep(settings: MeasureSettings, models: Sequence[Path], tokens: Path, out: Path) -> None:

@@ -1,4 +1,7 @@
-"""Which runs a report is about: those in a pipeline's folder, or those that are named. Read off their manifests."""
+"""Which runs a report is about: those in a pipeline's folder, those that are named, or the models of a bundle.
+
+Read off their manifests.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tsdfm.engine.bundle import Bundle, find_shipped
 from tsdfm.engine.checkpoint import has_checkpoint
 from tsdfm.engine.manifest import NAME as MANIFEST
 from tsdfm.engine.manifest import read_json, read_manifest
@@ -18,7 +22,7 @@ SOURCES = ("uniform", "mask")
 
 @dataclass(frozen=True)
 class Run:
-    """A trained run and what its manifest says."""
+    """A trained run and what its manifest says. A bundle's model has FOLDER/student, FOLDER/teacher, … for a path."""
 
     path: Path
     manifest: dict[str, Any]
@@ -75,10 +79,10 @@ class Run:
         """Weights of the network, counted without making them."""
         import torch
 
-        from tsdfm.nn.velocity import read_spec
+        from tsdfm.nn.velocity import spec_in
 
         with torch.device("meta"):
-            net = read_spec(self.path).network()
+            net = spec_in(self.manifest, self.path).network()
         return sum(p.numel() for p in net.parameters())
 
 
@@ -92,8 +96,8 @@ class Found:
     tokens: Path | None
 
     def compass_for(self, run: Run) -> Path | None:
-        """The compass of the run's source: among those found, beside the run, or the one it was trained with."""
-        for compass in self.compasses:
+        """The compass of the run's source: among those found (its own bundle's first), beside it, or its own once."""
+        for compass in sorted(self.compasses, key=lambda compass: compass.path.parent != run.path.parent):
             if compass.source == run.source:
                 return compass.path
         for place in (run.path.parent / f"compass-{run.source}", run.input("compass")):
@@ -128,20 +132,42 @@ def first_of_each_source(runs: Iterable[Run]) -> list[Run]:
 
 
 def find_runs(paths: Sequence[Path], tokens: Path | None = None) -> Found:
-    """The runs in a pipeline's folder (its subfolders with a manifest), or the run folders themselves."""
+    """The runs in a pipeline's folder (its subfolders with a manifest), the run folders themselves, or a bundle's."""
     if not paths:
-        raise UserError("give a pipeline's folder, or run folders")
+        raise UserError("give a pipeline's folder, run folders, or the name of a model that came along")
     runs: list[Run] = []
-    paths = [made_by(path) for path in paths]
+    paths = [path if find_shipped(path) else made_by(path) for path in paths]
     for path in paths:
-        own = Run(path, read_manifest(path)) if (path / MANIFEST).is_file() else None
-        runs += [own] if own is not None and own.kind else in_folder(path)
+        shipped = find_shipped(path)
+        own = Run(path, read_manifest(path)) if not shipped and (path / MANIFEST).is_file() else None
+        runs += members(*shipped) if shipped else [own] if own is not None and own.kind else in_folder(path)
     if not any(run.kind in ("model", "compass") for run in runs):
         raise UserError(f"{paths[0]} holds no finished teacher, student or compass: give a pipeline's folder or runs")
-    home = paths[0] if len(paths) == 1 and paths[0] != runs[0].path else runs[0].path.parent
+    whole = len(paths) == 1 and paths[0] != runs[0].path and not find_shipped(paths[0])
+    home = paths[0] if whole else runs[0].path.parent
     models = sorted((r for r in runs if r.kind == "model"), key=place_of)
     compasses = sorted((r for r in runs if r.kind == "compass"), key=place_of)
-    return Found(home, tuple(models), tuple(compasses), tokens or tokens_of(home, runs))
+    tokens = tokens or tokens_of(home, runs)
+    if tokens is not None:
+        same_tokens([run for path in paths if (shipped := find_shipped(path)) for run in members(*shipped)], tokens)
+    return Found(home, tuple(models), tuple(compasses), tokens)
+
+
+def members(bundle: Bundle, role: str | None) -> list[Run]:
+    """The models of a bundle, or the one that is named."""
+    roles = bundle.roles if role is None else [role]
+    return [Run(bundle.folder / each, bundle.member(each).about) for each in roles]
+
+
+def same_tokens(runs: Sequence[Run], tokens: Path) -> None:
+    """Refuse tokens of another kind than the models': entropies, in bits a token, could not be compared."""
+    from tsdfm.nn.velocity import check_rows, spec_in
+    from tsdfm.tokens.rows import TokenRows
+
+    rows = TokenRows(tokens, "valid")
+    for run in runs:
+        if run.kind == "model":
+            check_rows(spec_in(run.manifest, run.path), rows, run.path.parent.name)
 
 
 def made_by(path: Path) -> Path:
@@ -151,7 +177,7 @@ def made_by(path: Path) -> Path:
     from tsdfm.recipes import shipped
 
     if path.suffix != ".toml" and str(path) not in shipped():
-        raise UserError(f"no folder at {path}: give a pipeline's folder, run folders or a recipe")
+        raise UserError(f"no folder at {path}: give a pipeline's folder, run folders, a recipe or a model's name")
     from tsdfm.pipeline import PipelineSettings
     from tsdfm.pipeline import run as run_pipeline
 

@@ -71,9 +71,17 @@ def _key(settings: TokensSettings) -> str:
     for name in ("corpus", "out", "workers", "tokenizer_files"):
         plain.pop(name)
     texts = {split: about["sha256"] for split, about in read_manifest(settings.corpus)["splits"].items()}
-    files = input_sha256(settings.tokenizer_files) if settings.tokenizer_files is not None else None
+    files = input_sha256(place) if (place := _files(settings)) is not None else None
     whole = json.dumps([FORMAT, plain, texts, files], sort_keys=True)
     return hashlib.sha256(whole.encode()).hexdigest()
+
+
+def _files(settings: TokensSettings) -> Path | None:
+    """Where the tokenizer's files are; `tsdfm-small` means the tokenizer of the models of that name."""
+    from tsdfm.engine.bundle import find_shipped  # loads torch
+
+    shipped = None if settings.tokenizer_files is None else find_shipped(settings.tokenizer_files)
+    return shipped[0].folder / "tokenizer" if shipped else settings.tokenizer_files
 
 
 def _finished(out: Path, key: str) -> bool:
@@ -111,9 +119,9 @@ def _tokenizer(settings: TokensSettings) -> Tokenizer:
     if settings.tokenizer == "byte":
         made = ByteTokenizer()
     elif settings.tokenizer == "gpt2":
-        made = gpt2(settings.tokenizer_files)
-    elif settings.tokenizer_files is not None:
-        made = load_tokenizer(settings.tokenizer_files)
+        made = gpt2(_files(settings))
+    elif (place := _files(settings)) is not None:
+        made = load_tokenizer(place)
     else:
         made = train_bpe(_training_texts(settings), settings.vocab_size)
     made.save(home)

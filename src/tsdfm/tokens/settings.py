@@ -22,7 +22,9 @@ class TokensSettings:
     tokenizer: Literal["bpe", "byte", "gpt2"] = option("bpe", "byte-level BPE trained on the corpus, bytes, or GPT-2's")
     vocab_size: int = option(8192, "tokens of a BPE trained here, end-of-text among them")
     tokenizer_files: Path | None = option(
-        None, "bpe: a tokens folder whose tokenizer to use again; gpt2: a folder with encoder.json and vocab.bpe"
+        None,
+        "bpe: a tokens folder, or the name of a model that came along, whose tokenizer to use again; gpt2: a folder "
+        "with encoder.json and vocab.bpe",
     )
     train_documents: int = option(20_000, "documents, spread over the corpus, that a BPE is trained on")
     length: int = option(256, "tokens in a row")
