@@ -63,7 +63,9 @@ class MeasureSettings:
 class ReportSettings:
     """Which runs a table is about, and how its texts are made and judged. What is none is as the runs were measured."""
 
-    runs: tuple[Path, ...] = required("a pipeline's folder, run folders, or a recipe, whose pipeline is run first")
+    runs: tuple[Path, ...] = required(
+        "a pipeline's folder, run folders, a shipped model's name, or a recipe, whose pipeline is run first"
+    )
     out: Path | None = option(None, "folder of the report; none is `report` beside the runs")
     tokens: Path | None = option(None, "the tokens folder, for held-out text; none finds it")
     samples: int | None = option(None, "texts for each figure; none is what the runs were measured with, or 64")
