@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.harness import Clock, Ledger, guarded, measure, milliseconds, random_spec, stepper, world
+from benchmarks.harness import Clock, Estimate, Ledger, guarded, measure, milliseconds, random_spec, stepper, world
 from benchmarks.student import batches as random_batches
 from tsdfm.compass.frequency import frequency_bins
 from tsdfm.compass.negatives import Kit, Negatives
@@ -44,16 +44,17 @@ class CompassBenchmark:
 
 def run(settings: CompassBenchmark) -> None:
     """Time the whole step at every batch size, and the making of its states alone."""
-    here, clock = world(settings.device), Clock(settings.limit)
+    here, clock, cost = world(settings.device), Clock(settings.limit), Estimate(15.0)
     title = f"compass step: half a {settings.preset}, |V| = {settings.vocab}, length {settings.length}"
     table = Ledger(title, ("batch",), here.device, settings.out and settings.out / "compass.json")
     for batch in settings.batch:
         if table.has((batch,)):
             continue
-        if not clock.allows(15.0, f"compass, batch {batch}"):
+        if not clock.allows(cost.seconds, f"compass, batch {batch}"):
             table.leave(f"batch {batch}")
             continue
-        row = guarded(f"compass, batch {batch}", partial(one, settings, batch, here))
+        with cost.taking():
+            row = guarded(f"compass, batch {batch}", partial(one, settings, batch, here))
         if row is not None:
             table.add([row])
     table.show()
@@ -66,9 +67,15 @@ def one(settings: CompassBenchmark, batch: int, here: World) -> dict[str, Any] |
     if "step" not in timings:
         return None
     whole, count = timings["step"], task.settings.negatives + 2
-    with torch.no_grad(), autocast(learner.bf16, here.device):  # as in the step, where the teacher runs in bf16 too
-        alone = [milliseconds(lambda n: task.states(batches[n % 8]), n, here.device) for n in range(settings.repeats)]
-    making = statistics.median(alone[2:] or alone)
+
+    def states() -> float:
+        with torch.no_grad(), autocast(learner.bf16, here.device):  # as in the step, where the teacher runs in bf16 too
+            alone = [
+                milliseconds(lambda n: task.states(batches[n % 8]), n, here.device) for n in range(settings.repeats)
+            ]
+        return statistics.median(alone[2:] or alone)
+
+    making = guarded(f"making states, batch {batch}", states)
     return {
         "batch": batch,
         "parameters": sum(p.numel() for p in task.model.parameters()),
@@ -79,7 +86,7 @@ def one(settings: CompassBenchmark, batch: int, here: World) -> dict[str, Any] |
         "positives/s": batch / whole.median * 1e3,
         "tokens/s": int(batch * count * settings.length / whole.median * 1e3),
         "making states ms": making,
-        "share": making / whole.median,
+        "share": making and making / whole.median,
         "peak GiB": whole.peak,
     }
 

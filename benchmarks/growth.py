@@ -15,10 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from benchmarks.harness import Clock, Ledger, Step, built, guarded, interleaved, reserved, say, world
+from benchmarks.harness import Clock, Ledger, guarded, reserved, say, world
 from benchmarks.student import StudentBenchmark, batches, label, learner_of, plan_of, told
+from benchmarks.variants import Variants
 from tsdfm.compass.model import Compass, lean
 from tsdfm.engine.graphs import Pool, Replayed
 from tsdfm.engine.learner import Learner
@@ -56,6 +55,14 @@ class Point:
     vocab: int
     ks: tuple[int, ...]
 
+    @property
+    def spot(self) -> str:
+        return f"{self.what}: {self.rows} rows of {self.length}, |V| = {self.vocab}"
+
+    def key(self, step: str) -> tuple[Any, ...]:
+        """Of its row for a step."""
+        return (self.what, self.rows, self.length, self.vocab, step)
+
 
 def points(settings: GrowthBenchmark) -> list[Point]:
     """The centre with every K, the other vocabularies, then lengths at as many tokens and at as many rows."""
@@ -76,24 +83,23 @@ def run(settings: GrowthBenchmark) -> None:
     table = Ledger(title, names, device, settings.out and settings.out / "growth.json")
     for point in points(settings):
         steps = [None, *(NavigateSettings(tau=settings.tau, k=k) for k in point.ks)]
-        here = (point.what, point.rows, point.length, point.vocab)
-        if table.has(*((*here, label(step)) for step in steps)):
+        if table.has(*(point.key(label(step)) for step in steps)):
             continue
-        spot = f"{point.what}: {point.rows} rows of {point.length}, |V| = {point.vocab}"
-        if not clock.allows(cost, spot):
-            table.leave(spot)
+        if not clock.allows(cost, point.spot):
+            table.leave(point.spot)
             continue
         start = time.perf_counter()
-        table.add(guarded(spot, partial(compare, settings, point, steps, device)) or [])
-        cost = time.perf_counter() - start
-        say(f"  {spot}: {cost:.0f} s")
+        cost = guarded(point.spot, partial(compare, settings, point, steps, clock, table)) or cost
+        say(f"  {point.spot}: {time.perf_counter() - start:.0f} s")
     table.show()
 
 
 def compare(
-    settings: GrowthBenchmark, point: Point, plans: list[NavigateSettings | None], device: torch.device
-) -> list[dict[str, Any]]:
-    """The rows of one point: its blind and its navigated steps, taking turns."""
+    settings: GrowthBenchmark, point: Point, plans: list[NavigateSettings | None], clock: Clock, table: Ledger
+) -> float:
+    """Put the rows of one point into the table: its blind and its navigated steps, as many as there is time for, taking
+    turns. Gives the seconds that another point will take, about."""
+    device, begun = table.device, time.perf_counter()
     sizes: dict[str, Any] = {"preset": settings.preset, "vocab": point.vocab, "length": point.length}
     sizes |= {"compile": settings.compile, "graphs": settings.graphs, "device": settings.device}
     shape = StudentBenchmark(**sizes)
@@ -102,28 +108,31 @@ def compare(
     if settings.graphs and not settings.compile and device.type == "cuda":
         record(learner)
     rows = batches(shape, point.rows, device)
-    steps: dict[str, Step] = {}
-    peaks: dict[str, float | None] = {}
-    for plan in plans:
-        step = told(learner, plan_of(shape, point.rows, plan), rows)
-        steps[label(plan)], peaks[label(plan)] = built(partial(same, step), device, settings.warm, held)
-    medians = {name: statistics.median(t) for name, t in interleaved(steps, device, settings.repeats, 100).items()}
-    where = {"grows": point.what, "rows": point.rows, "length": point.length, "|V|": point.vocab}
-    return [
-        {
-            **where,
-            "step": name,
-            "ms": ms,
-            "to fs-dfm": ms / medians[label(None)],
-            "µs a token": ms * 1e3 / (point.rows * point.length),
-            "peak GiB": peaks[name],
-        }
-        for name, ms in medians.items()
-    ]
-
-
-def same(step: Step) -> Step:
-    return step
+    made = Variants(device, clock, settings.warm, settings.repeats, begun=begun)
+    # after the two that go together, first what an earlier run had no time for
+    for plan in [*plans[:2], *sorted(plans[2:], key=lambda plan: table.has(point.key(label(plan))))]:
+        if plan is None or made.fits(label(plan)):
+            made.build(label(plan), partial(told, learner, plan_of(shape, point.rows, plan), rows), held)
+    medians = {name: statistics.median(t) for name, t in made.times(settings.repeats, 100).items()}
+    where = dict(zip(table.names, point.key(""), strict=True))
+    blind = medians.get(label(None))
+    table.add(
+        [
+            {
+                **where,
+                "step": name,
+                "ms": ms,
+                "to fs-dfm": ms / blind if blind else None,
+                "µs a token": ms * 1e3 / (point.rows * point.length),
+                "peak GiB": made.peaks[name],
+            }
+            for name, ms in medians.items()
+        ]
+    )
+    for name in made.left:
+        if not table.has(point.key(name)):
+            table.leave(f"{point.spot}: {name}")
+    return made.cost_of_a_pair()
 
 
 def record(learner: Learner) -> None:

@@ -6,17 +6,18 @@ device at its peak, the others at rest; its time is taken with all of them takin
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import platform
 import statistics
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
@@ -24,6 +25,7 @@ from rich.table import Table
 
 from tsdfm.engine.distributed import World, pick_device
 from tsdfm.engine.learner import Learner
+from tsdfm.engine.manifest import write_json
 from tsdfm.nn.settings import NetSettings
 from tsdfm.nn.velocity import VelocitySpec
 
@@ -60,6 +62,22 @@ class Clock:
             return True
         say(f"left out for want of time ({self.left:.0f} s left): {what}")
         return False
+
+
+@dataclass
+class Estimate:
+    """Seconds that the next of several alike pieces of work will take: what the last one took, and at first a guess."""
+
+    seconds: float
+
+    @contextlib.contextmanager
+    def taking(self) -> Iterator[None]:
+        """Around a piece of work."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds = time.perf_counter() - start
 
 
 def say(line: str) -> None:
@@ -99,6 +117,13 @@ def stepper(learner: Learner, batches: list[Any]) -> Step:
     return lambda n: learner.update(batches[n % len(batches)], n)
 
 
+def graphs() -> int:
+    """How many graphs torch.compile has made so far."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
+
+
 def wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -121,7 +146,7 @@ def measure(make: Mapping[str, Callable[[], Step]], device: torch.device, warm: 
         begin = time.perf_counter()
         ready = guarded(name, partial(built, build, device, warm))
         if ready is not None:
-            steps[name], peaks[name] = ready
+            steps[name], peaks[name] = ready.step, ready.peak
             say(f"  {name}: built and warm after {time.perf_counter() - begin:.0f} s, peak {peaks[name] or 0:.2f} GiB")
     times = interleaved(steps, device, repeats, first=warm + 3)
     return {name: Timing(statistics.median(t), min(t), max(t), peaks[name]) for name, t in times.items()}
@@ -130,11 +155,15 @@ def measure(make: Mapping[str, Callable[[], Step]], device: torch.device, warm: 
 def interleaved(
     steps: Mapping[str, Step], device: torch.device, repeats: int, first: int = 0
 ) -> dict[str, list[float]]:
-    """Milliseconds of `repeats` steps of each, taking turns."""
+    """Milliseconds of `repeats` steps of each, taking turns; one that fails is left out from there on."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     for n in range(first, first + repeats):
-        for name, step in steps.items():
-            times[name].append(milliseconds(step, n, device))
+        for name in list(times):
+            spent = guarded(f"{name}, while timing", partial(milliseconds, steps[name], n, device))
+            if spent is None:
+                del times[name]
+            else:
+                times[name].append(spent)
     return times
 
 
@@ -169,23 +198,33 @@ def reserved(device: torch.device) -> int:
     return torch.cuda.memory_reserved(device)
 
 
-def built(
-    build: Callable[[], Step], device: torch.device, warm: int, before: int | None = None
-) -> tuple[Step, float | None]:
-    """A warm variant, and the gibibytes it adds at its peak to those `before` it (none: to what is there now)."""
+class Built(NamedTuple):
+    """A warm variant, its gibibytes at the peak, and about how many seconds a step of it takes."""
+
+    step: Step
+    peak: float | None
+    seconds: float
+
+
+def built(build: Callable[[], Step], device: torch.device, warm: int, before: int | None = None) -> Built:
+    """A warm variant; its peak is what it adds to the bytes `before` it (none: to what is there now)."""
     before = reserved(device) if before is None else before
     step = build()
+    start = time.perf_counter()
     for n in range(warm):
+        start = time.perf_counter()
         step(n)
     wait(device)
     if device.type != "cuda":
-        return step, None
+        return Built(step, None, time.perf_counter() - start)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
+    start = time.perf_counter()
     for n in range(warm, warm + 3):
         step(n)
     wait(device)
-    return step, (torch.cuda.max_memory_reserved(device) - before) / 2**30
+    seconds = (time.perf_counter() - start) / 3
+    return Built(step, (torch.cuda.max_memory_reserved(device) - before) / 2**30, seconds)
 
 
 def quick(work: Callable[[], Any], device: torch.device, repeats: int = 15) -> float:
@@ -219,7 +258,6 @@ def report(
     title: str, rows: list[dict[str, Any]], device: torch.device, out: Path | None, missing: list[str] | None = None
 ) -> None:
     """Print a table, and write it as JSON where asked; what is `missing` from it is named in both."""
-    left = {"not measured": missing} if missing else {}
     if missing:
         say(f"{title}: not measured for want of time: {'; '.join(missing)}")
     if not rows:
@@ -234,21 +272,32 @@ def report(
         table.add_row(*("" if v is None else f"{v:.3g}" if isinstance(v, float) else str(v) for v in cells))
     Console(width=130).print(table)
     if out is not None:
-        keep(out.parent / "results.json", out.stem, {"title": title, "hardware": hardware(device), "rows": rows} | left)
+        keep_table(title, rows, device, out, missing)
+
+
+def keep_table(
+    title: str, rows: list[dict[str, Any]], device: torch.device, out: Path, missing: list[str] | None
+) -> None:
+    """Put a table, named as `out` is, into the one file of results beside it."""
+    left = {"not measured": missing} if missing else {}
+    keep(out.parent / "results.json", out.stem, {"title": title, "hardware": hardware(device), "rows": rows} | left)
 
 
 class Ledger:
     """The rows of one table, put into FOLDER/results.json as they come: a run that was cut short goes on there.
 
-    `names` are the columns that say which row it is. Earlier rows count if they are of this title and this hardware.
+    `names` are the columns that say which row it is. Earlier rows count if they are of this title and this hardware,
+    and if the table `goes_on`: one that does not begins anew.
     """
 
-    def __init__(self, title: str, names: tuple[str, ...], device: torch.device, out: Path | None) -> None:
+    def __init__(
+        self, title: str, names: tuple[str, ...], device: torch.device, out: Path | None, *, goes_on: bool = True
+    ) -> None:
         self.title, self.names, self.device, self.out = title, names, device, out
         self.rows: list[dict[str, Any]] = []
         self.missing: list[str] = []
         place = out and out.parent / "results.json"
-        if out is not None and place is not None and place.exists():
+        if goes_on and out is not None and place is not None and place.exists():
             table = json.loads(place.read_text()).get(out.stem, {})
             if (table.get("title"), table.get("hardware")) == (title, hardware(device)):
                 self.rows = table["rows"]
@@ -264,13 +313,16 @@ class Ledger:
         """Put rows in, in the place of earlier ones with the same key, and keep the table at once."""
         new = {self.key(row) for row in rows}
         self.rows = [row for row in self.rows if self.key(row) not in new] + rows
-        if self.out is not None:
-            found = {"title": self.title, "hardware": hardware(self.device), "rows": self.rows}
-            keep(self.out.parent / "results.json", self.out.stem, found)
+        self._keep()
 
     def leave(self, what: str) -> None:
         """Name what was not measured."""
         self.missing.append(what)
+        self._keep()
+
+    def _keep(self) -> None:
+        if self.out is not None and self.rows:
+            keep_table(self.title, self.rows, self.device, self.out, self.missing)
 
     def show(self) -> None:
         report(self.title, self.rows, self.device, self.out, self.missing)
@@ -278,6 +330,5 @@ class Ledger:
 
 def keep(place: Path, name: str, table: dict[str, Any]) -> None:
     """Put a table into the one file of results, at once: what comes after may fail."""
-    place.parent.mkdir(parents=True, exist_ok=True)
     tables = json.loads(place.read_text()) if place.exists() else {}
-    place.write_text(json.dumps({**tables, name: table}, indent=1))
+    write_json(place, {**tables, name: table})

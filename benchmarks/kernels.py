@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.harness import Clock, guarded, quick, report, say, world
+from benchmarks.harness import Clock, Estimate, Ledger, guarded, quick, say, world
 from tsdfm import kernels
 from tsdfm.kernels.head import padded
 from tsdfm.settings import option
@@ -44,8 +44,47 @@ def run(settings: KernelBenchmark) -> None:
         say("no kernels run here: rows that are called kernel are their references")
     for name, part in {"draw": draws, "losses": losses, "head": heads, "attention": attention}.items():
         if name in settings.tables and clock.allows(5.0, name):
-            rows = guarded(name, partial(part, settings, device, clock)) or []
-            report(f"kernels: {name}", rows, device, settings.out and settings.out / f"kernel-{name}.json")
+            place = settings.out and settings.out / f"kernel-{name}.json"
+            sheet = Sheet(Ledger(f"kernels: {name}", ("case",), device, place, goes_on=False), clock)
+            guarded(name, partial(part, settings, device, sheet))
+            sheet.table.show()
+
+
+@dataclass
+class Sheet:
+    """A table in the making: every row is kept at once, and what does not fit any more is named."""
+
+    table: Ledger
+    clock: Clock
+    cost: Estimate = field(default_factory=lambda: Estimate(2.0))
+
+    def fits(self, what: str, seconds: float | None = None) -> bool:
+        """Is there time? For `seconds`, or else for what the last row took."""
+        if self.clock.allows(self.cost.seconds if seconds is None else seconds, what):
+            return True
+        self.table.leave(what)
+        return False
+
+    def add(
+        self,
+        name: str,
+        work: Callable[[], Any],
+        repeats: int = 15,
+        *,
+        floor: float | None = None,
+        flops: float | None = None,
+    ) -> None:
+        """Time a case against the milliseconds it cannot be below, or by its operations a second."""
+        if not self.fits(name):
+            return
+        with self.cost.taking():
+            spent = guarded(name, partial(quick, work, self.table.device, repeats))
+        row: dict[str, Any] = {"case": name, "ms": spent}
+        if flops is None:
+            row |= {"floor ms": floor, "of floor": spent and floor and floor / spent}
+        else:
+            row |= {"TFLOP/s": spent and flops / spent / 1e9}
+        self.table.add([row])
 
 
 # ── are they right? ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -107,22 +146,8 @@ def navigation(n: int, k: int, device: torch.device) -> Tensor:
 
 
 def chi_square(device: torch.device) -> bool:
-    """The law of draws with every exponential by itself, and by moments."""
-    if device.type != "cuda":
-        return law(device, "as they are")
-    from tsdfm.kernels import draw_triton
-
-    before, good = draw_triton.MOMENTS, True
-    for moments in (0, 10):
-        draw_triton.MOMENTS = moments
-        good &= law(device, f"{moments} moments")
-    draw_triton.MOMENTS = before
-    return good
-
-
-def law(device: torch.device, name: str) -> bool:
-    """A million draws of one row of 50 257 bf16 logits, in 500 bins of about equal mass: the first of four draws of
-    near temperatures."""
+    """The law of a million draws of one row of 50 257 bf16 logits, in 500 bins of about equal mass: the first of four
+    draws of near temperatures."""
     from tsdfm.kernels.draw import one_pass
 
     columns, n = 50257, 1 << 18
@@ -140,7 +165,7 @@ def law(device: torch.device, name: str) -> bool:
         counts += torch.bincount(bins[found.tokens[:, 0]], minlength=500)
     expected = 4 * n * torch.zeros_like(counts).index_add_(0, bins, p)
     chi = ((counts - expected) ** 2 / expected).sum().item()
-    say(f"  draw chi-square over 500 bins, {name}: {chi:.0f}, expected 499 ± 32")
+    say(f"  draw chi-square over 500 bins: {chi:.0f}, expected 499 ± 32")
     return abs(chi - 499) < 6 * 32
 
 
@@ -195,7 +220,7 @@ def check_noise(device: torch.device) -> bool:
 # ── how quick are they? ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def draws(settings: KernelBenchmark, device: torch.device, clock: Clock) -> list[dict[str, Any]]:
+def draws(settings: KernelBenchmark, device: torch.device, sheet: Sheet) -> None:
     from tsdfm.kernels.draw import one_pass, reference
 
     n, columns, k = settings.rows, settings.vocab, 6
@@ -226,26 +251,17 @@ def draws(settings: KernelBenchmark, device: torch.device, clock: Clock) -> list
         cases[f"kernel, {count} draws"] = partial(one_pass, logits, z, b, lots[count])
     for name, plan in draw_plans().items() if kernels.on(logits, "draw") else ():
         cases[f"6 draws, {name}"] = planned(plan, lambda: one_pass(logits, z, beta, lots[6]))
-    floor, rows = 2 * n * columns / BANDWIDTH * 1e3 if device.type == "cuda" else None, []
+    floor = 2 * n * columns / BANDWIDTH * 1e3 if device.type == "cuda" else None
     for name, case in cases.items():
-        if clock.allows(2.0, name):
-            spent = guarded(name, partial(quick, case, device))
-            rows.append({"case": name, "ms": spent, "floor ms": floor, "of floor": spent and floor and floor / spent})
-    return rows
+        sheet.add(name, case, floor=floor)
 
 
 def draw_plans() -> dict[str, dict[str, Any]]:
-    """Ways to make the block sums, by name: exponentials one by one (the plan before moments), or moments."""
-    one_by_one = ((256, 8, 4, 0), (256, 4, 4, 1), (512, 1, 1, 0), (1024, 1, 1, 0))
-    by_moments = ((1024, 1, 1), (512, 1, 1), (2048, 1, 1), (512, 2, 1), (1024, 2, 2), (512, 4, 4), (1024, 4, 4))
+    """Ways to make the block sums, by name."""
     plans: dict[str, dict[str, Any]] = {}
-    for columns, blocks, warps, by_hand in one_by_one:
-        name = f"one by one: columns {columns} blocks {blocks} warps {warps} by hand {by_hand}"
-        plans[name] = {"MOMENTS": 0, "COLUMNS": columns, "BLOCKS": blocks, "WARPS": warps, "POLYNOMIAL": by_hand}
-    for plan in by_moments:
-        name = "moments: columns {} blocks {} warps {}".format(*plan)
-        plans[name] = {"MOMENTS": 10, "MOMENTS_PLAN": plan, "MOMENTS_FROM": 1}
-    plans["moments, 8 of them (for the time, not the precision)"] = {"MOMENTS": 8, "MOMENTS_FROM": 1}
+    for columns, blocks, warps, by_hand in ((256, 8, 4, 0), (256, 4, 4, 1), (512, 1, 1, 0), (1024, 1, 1, 0)):
+        name = f"columns {columns} blocks {blocks} warps {warps} by hand {by_hand}"
+        plans[name] = {"COLUMNS": columns, "BLOCKS": blocks, "WARPS": warps, "POLYNOMIAL": by_hand}
     return plans
 
 
@@ -264,7 +280,7 @@ def planned(plan: dict[str, Any], work: Callable[[], Any]) -> Callable[[], Any]:
     return run
 
 
-def losses(settings: KernelBenchmark, device: torch.device, clock: Clock) -> list[dict[str, Any]]:
+def losses(settings: KernelBenchmark, device: torch.device, sheet: Sheet) -> None:
     from tsdfm.kernels import rows as losses_of
     from tsdfm.kernels import rows_triton as module
     from tsdfm.student import fused
@@ -276,22 +292,16 @@ def losses(settings: KernelBenchmark, device: torch.device, clock: Clock) -> lis
     logits, target = (torch.randn(part, wide, device=device, dtype=torch.bfloat16) for _ in range(2))
     x_1, x_t = torch.randint(0, columns, (2, part), device=device)
     scale = torch.ones(part, device=device)
-    rows: list[dict[str, Any]] = []
-
-    def add(name: str, work: Callable[[], Any], floor: float | None = None) -> None:
-        spent = guarded(name, lambda: quick(work, device, 9))
-        rows.append({"case": name, "ms": spent, "floor ms": floor, "of floor": spent and floor and floor / spent})
-
     three = 3 * 2 * part * wide / BANDWIDTH * 1e3
     kept = module.DIVERGENCE, module.TOKENS
     for plan in ((2048, 8), (4096, 16), (1024, 4), (2048, 4)):
         module.DIVERGENCE = module.TOKENS = plan
         title = f"2048 rows, columns {plan[0]} warps {plan[1]}"
-        add(f"KL, {title}", lambda: losses_of.divergence(logits, target, scale, columns), three)
-        add(f"GKL, {title}", lambda: losses_of.tokens(logits, x_1, x_t, scale, columns), three * 2 / 3)
+        sheet.add(f"KL, {title}", lambda: losses_of.divergence(logits, target, scale, columns), 9, floor=three)
+        sheet.add(f"GKL, {title}", lambda: losses_of.tokens(logits, x_1, x_t, scale, columns), 9, floor=three * 2 / 3)
     module.DIVERGENCE, module.TOKENS = kept
-    if not clock.allows(15.0, "whole losses"):
-        return rows
+    if not sheet.fits("whole losses", 15.0):
+        return
     head = nn.Linear(width, columns, device=device)
     hidden = torch.randn(n, width, device=device, requires_grad=True)
     theirs = torch.randn(n, width, device=device)
@@ -312,17 +322,15 @@ def losses(settings: KernelBenchmark, device: torch.device, clock: Clock) -> lis
         for size, sums in ((4096, False), (2048, True), (4096, True), (8192, True)):
             fused.FAST_ROOM, fused.WIDE_SUMS = size * len(small.weight), sums
             title = f"head and {name}, {n} positions, chunks of {size}" + (", wide sums" if sums else "")
-            add(title, partial(whole, objective), floor)
+            sheet.add(title, partial(whole, objective), 9, floor=floor)
         fused.FAST_ROOM, fused.WIDE_SUMS = room, True
         with kernels.without():
-            add(f"head and {name}, {n} positions, no kernels", partial(whole, objective), floor)
-    return rows
+            sheet.add(f"head and {name}, {n} positions, no kernels", partial(whole, objective), 9, floor=floor)
 
 
-def heads(settings: KernelBenchmark, device: torch.device, clock: Clock) -> list[dict[str, Any]]:
+def heads(settings: KernelBenchmark, device: torch.device, sheet: Sheet) -> None:
     """What padding does to the head's three products, and the device's rate on a friendly one."""
     n, width = 4096, settings.width
-    rows = []
     for columns in (settings.vocab, settings.vocab + -settings.vocab % 64):
         weight = torch.randn(columns, width, device=device, dtype=torch.bfloat16)
         x = torch.randn(n, width, device=device, dtype=torch.bfloat16)
@@ -333,21 +341,16 @@ def heads(settings: KernelBenchmark, device: torch.device, clock: Clock) -> list
             "gradient of weight": partial(torch.mm, grad.T, x),
         }
         for name, case in cases.items():
-            spent = guarded(name, partial(quick, case, device))
-            rate = spent and 2 * n * width * columns / spent / 1e9
-            rows.append({"case": f"{name}, {columns} columns", "ms": spent, "TFLOP/s": rate})
+            sheet.add(f"{name}, {columns} columns", case, flops=2 * n * width * columns)
     side = 8192 if device.type == "cuda" else 512
     square = torch.randn(side, side, device=device, dtype=torch.bfloat16)
-    spent = quick(lambda: square @ square, device)
-    rows.append({"case": f"{side} cubed", "ms": spent, "TFLOP/s": 2 * side**3 / spent / 1e9})
-    return rows
+    sheet.add(f"{side} cubed", lambda: square @ square, flops=2 * side**3)
 
 
-def attention(settings: KernelBenchmark, device: torch.device, clock: Clock) -> list[dict[str, Any]]:
+def attention(settings: KernelBenchmark, device: torch.device, sheet: Sheet) -> None:
     """Backends of attention at the shapes of student, semi-teacher and compass."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    rows = []
     for batch, backward in ((8, True), (4, False), (15, False)):
         heads_, length = settings.width // 64, 1024
         packed = torch.randn(batch, length, 3, heads_, 64, device=device, dtype=torch.bfloat16, requires_grad=backward)
@@ -365,6 +368,4 @@ def attention(settings: KernelBenchmark, device: torch.device, clock: Clock) -> 
                     made.backward(made.detach(), retain_graph=True)  # type: ignore[no-untyped-call]
 
             name = f"{backend.name if backend else 'default'}, {batch} rows{', and backward' if backward else ''}"
-            spent = guarded(name, partial(quick, work, device))
-            rows.append({"case": name, "ms": spent, "TFLOP/s": spent and flops / spent / 1e9})
-    return rows
+            sheet.add(name, work, flops=flops)

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import gc
 import statistics
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import Clock, guarded, milliseconds, random_spec, report, say, world
+from benchmarks.harness import Clock, Ledger, guarded, milliseconds, random_spec, say, world
 from tsdfm.engine.graphs import captured
 from tsdfm.engine.precision import autocast, use_bf16
 from tsdfm.errors import UserError
@@ -58,20 +59,28 @@ class SamplingBenchmark:
     out: Path | None = option(None, "folder for the tables as JSON")
 
 
+Work = Callable[[], Any]
+
+
 @dataclass(frozen=True)
 class Case:
-    """One generation: `work` takes `timed` passes of `passes`, the last one of which takes what `last` does."""
+    """One generation: `make` builds what takes `timed` passes of `passes`, the last of which takes what `last` does."""
 
     model: str
+    batch: int
     passes: int
     timed: int
-    work: Callable[[], Any]
-    last: Callable[[], Any] | None
+    make: Callable[[], Work]
+    last: Work | None
     flops: float
 
-    def seconds(self, repeats: int, device: torch.device) -> float:
+    @property
+    def what(self) -> str:
+        return f"{self.model}, {self.passes} passes, batch {self.batch}"
+
+    def seconds(self, work: Work, repeats: int, device: torch.device) -> float:
         """Of the whole generation, the median."""
-        part = median(self.work, repeats, device)
+        part = median(work, repeats, device)
         if self.timed == self.passes:
             return part
         if self.last is None:
@@ -80,44 +89,79 @@ class Case:
         return end + (part - end) * (self.passes - 1) / (self.timed - 1)
 
 
+@dataclass
+class Costs:
+    """What the next case will take, judging by those before it."""
+
+    known: dict[tuple[str, int], float] = field(default_factory=dict)  # seconds of a pass, by model and batch size
+    starts: dict[bool, float] = field(default_factory=dict)  # of the first case of these, autoregressive ones or not
+
+    def start(self, model: str) -> float:
+        """Seconds for the first case of a model with a batch size: it builds, compiles and records."""
+        return self.starts.get(model == "autoregressive", 10.0)
+
+    def of(self, case: Case, repeats: int) -> float:
+        """Seconds for a case."""
+        a_pass = self.known.get((case.model, case.batch))
+        if a_pass is None:
+            return self.start(case.model)
+        return a_pass * (repeats + 1) * (case.timed + (case.last is not None and case.timed < case.passes))
+
+    def learn(self, case: Case, spent: float, seconds: float | None) -> None:
+        """`spent` on a case, for a generation of so many `seconds` (none where it failed)."""
+        if (case.model, case.batch) not in self.known:
+            self.starts[case.model == "autoregressive"] = spent
+        if seconds is not None:
+            self.known[case.model, case.batch] = seconds / case.passes
+
+
 def run(settings: SamplingBenchmark) -> None:
     """Time every model with every batch size."""
     for name in settings.models:
         if name not in MODELS:
             raise UserError(f"no model to sample is called {name!r}{nearest(name, MODELS)}")
-    device, clock, rows = world(settings.device).device, Clock(settings.limit), list[dict[str, Any]]()
+    device, clock, costs = world(settings.device).device, Clock(settings.limit), Costs()
+    title = f"sampling: {settings.preset}, |V| = {settings.vocab}, length {settings.length}"
+    place = settings.out and settings.out / "sampling.json"
+    table = Ledger(title, ("batch", "model", "passes"), device, place, goes_on=False)
     for name in settings.models:
-        guarded(name, partial(one, name, settings, device, clock, rows))
+        if not clock.allows(costs.start(name), name):
+            table.leave(name)
+            continue
+        guarded(name, partial(one, name, settings, clock, costs, table))
         gc.collect()  # recordings of the last model go, and their memory with them
         if device.type == "cuda":
             torch.cuda.empty_cache()
-        title = f"sampling: {settings.preset}, |V| = {settings.vocab}, length {settings.length}"
-        found = sorted(rows, key=lambda row: int(row["batch"]))
-        report(title, found, device, settings.out and settings.out / "sampling.json")
+    table.rows.sort(key=lambda row: int(row["batch"]))
+    table.show()
 
 
-def one(name: str, settings: SamplingBenchmark, device: torch.device, clock: Clock, rows: list[dict[str, Any]]) -> None:
-    """The rows of one model."""
+def one(name: str, settings: SamplingBenchmark, clock: Clock, costs: Costs, table: Ledger) -> None:
+    """The rows of one model, each kept at once."""
+    device, start = table.device, time.perf_counter()
     before = torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
-    for case, batch in cases(name, settings, device):
-        what = f"{name}, {case.passes} passes, batch {batch}"
-        if not clock.allows(10.0, what):
+    for case in cases(name, settings, device):
+        if not clock.allows(costs.of(case, settings.repeats), case.what):
+            table.leave(case.what)
             continue
+        work = guarded(case.what, case.make)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        seconds = guarded(what, partial(case.seconds, settings.repeats, device))
+        seconds = work and guarded(case.what, partial(case.seconds, work, settings.repeats, device))
+        costs.learn(case, time.perf_counter() - start, seconds)
+        start = time.perf_counter()
         if seconds is None:
             continue
-        row: dict[str, Any] = {"batch": batch, "model": name, "passes": case.passes, "seconds": float(seconds)}
-        row["tokens/s"] = int(batch * settings.length / seconds)
+        row: dict[str, Any] = {"batch": case.batch, "model": name, "passes": case.passes, "seconds": float(seconds)}
+        row["tokens/s"] = int(case.batch * settings.length / seconds)
         row["peak GiB"] = None
         row["of the floor"] = None
         if device.type == "cuda":
             row["peak GiB"] = (torch.cuda.max_memory_reserved(device) - before) / 2**30
-            row["of the floor"] = f"{case.flops * batch / (settings.peak * 1e12) / seconds:.1%}"
+            row["of the floor"] = f"{case.flops * case.batch / (settings.peak * 1e12) / seconds:.1%}"
         row["how"] = "timed" if case.timed == case.passes else f"scaled from {case.timed}"
-        rows.append(row)
-        say(f"  {what}: {seconds:.3g} s, {clock.left:.0f} s left")
+        table.add([row])
+        say(f"  {case.what}: {seconds:.3g} s, {clock.left:.0f} s left")
 
 
 def median(work: Callable[[], Any], repeats: int, device: torch.device) -> float:
@@ -126,14 +170,15 @@ def median(work: Callable[[], Any], repeats: int, device: torch.device) -> float
     return statistics.median(milliseconds(lambda _: work(), n, device) for n in range(repeats)) / 1e3
 
 
-def cases(name: str, settings: SamplingBenchmark, device: torch.device) -> Iterator[tuple[Case, int]]:
-    """What is timed of one model, and with how many texts."""
+def cases(name: str, settings: SamplingBenchmark, device: torch.device) -> Iterator[Case]:
+    """What is timed of one model: few texts at a time, then many."""
     if name == "autoregressive":
         shape = NetSettings(preset=settings.preset).shape()
         flops = settings.length * flops_per_token(shape, settings.vocab, settings.length)
         timed = min(settings.timed, settings.length)
         for batch in settings.batch:
-            yield Case(name, settings.length, timed, writer(settings, batch, timed, device), None, flops), batch
+            make = partial(writer, settings, batch, timed, device)
+            yield Case(name, batch, settings.length, timed, make, None, flops)
         return
     model = text_model(settings, device, step_size=name == "student")
     for batch in settings.batch:
@@ -143,7 +188,11 @@ def cases(name: str, settings: SamplingBenchmark, device: torch.device) -> Itera
             # the first passes of the grid, then one to the end
             work = partial(model.sample, n=batch, times=(*points[:timed], 1.0), batch=batch)
             last = partial(model.sample, n=batch, steps=1, batch=batch)
-            yield Case(name, steps, timed, work, last, flops), batch
+            yield Case(name, batch, steps, timed, partial(ready, work), last, flops)
+
+
+def ready(work: Work) -> Work:
+    return work
 
 
 def text_model(settings: SamplingBenchmark, device: torch.device, *, step_size: bool) -> TextModel:

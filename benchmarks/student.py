@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -15,13 +14,13 @@ from torch import Tensor
 
 from benchmarks.harness import (
     Clock,
+    Estimate,
     Ledger,
     Step,
-    built,
+    graphs,
     guarded,
     host_alone,
     in_a_row,
-    interleaved,
     random_spec,
     reserved,
     say,
@@ -29,6 +28,7 @@ from benchmarks.harness import (
 )
 from benchmarks.profile import summarise
 from benchmarks.switches import check_switches, switched
+from benchmarks.variants import Variants
 from tsdfm import kernels
 from tsdfm.compass.model import Compass
 from tsdfm.compass.network import spec_from
@@ -60,7 +60,7 @@ class StudentBenchmark:
     share: float | None = option(None, "share of rows with RK-4; none is what the weights of h say, a half")
     reference: bool = option(False, "also time the same steps with torch's own operations instead of kernels")
     profile: bool = option(False, "show where the time goes")
-    switch: tuple[str, ...] = option((), "also time with these switched on: record, epilogue, moments, record+epilogue")
+    switch: tuple[str, ...] = option((), "also time with these switched on (joined by +): record")
     compile: bool = option(True, "torch.compile the networks")
     graphs: bool = option(True, "replay recorded passes")
     warm: int = option(18, "steps before timing: every shape is met twice, and recorded")
@@ -106,75 +106,104 @@ def run(settings: StudentBenchmark) -> None:
         if not clock.allows(cost, f"student, batch {batch}"):
             table.leave(f"batch {batch}: " + ", ".join(map(label, plans)))
             continue
-        start = time.perf_counter()
-        table.add(compare(settings, batch, plans, device))
-        cost = time.perf_counter() - start
+        # after the two that go together, first what an earlier run had no time for
+        plans[2:] = sorted(plans[2:], key=lambda plan: table.has((batch, label(plan))))
+        cost = guarded(f"student, batch {batch}", partial(compare, settings, batch, plans, clock, table)) or cost
     table.show()
 
 
-def compare(settings: StudentBenchmark, batch: int, plans: Plans, device: torch.device) -> list[dict[str, Any]]:
-    """Build, time in turn, and profile. With `reference`, each learner also steps without kernels.
+def compare(settings: StudentBenchmark, batch: int, plans: Plans, clock: Clock, table: Ledger) -> float:
+    """Build while there is time, time in turn, put the rows into the table, and profile. With `reference`, learners
+    also step without kernels. Gives the seconds that the two first steps of another batch size will take, about."""
+    device, turns = table.device, settings.repeats + 2 * in_between(settings)
+    made = Variants(device, clock, settings.warm, turns)
+    try:
+        build_plans(made, settings, batch, plans, table)
+        plain = [label(plan) for plan in plans[:2]]
+        for name in plain if settings.reference else ():
+            if name in made.steps and made.fits(f"{name}, no kernels"):
+                made.also(f"{name}, no kernels", without(made.steps[name]), warm=5)
+        build_switched(made, settings, batch, plans[:2])
+        table.add(timed(made, settings, batch))
+        for name in made.left:
+            if not table.has((batch, name)):
+                table.leave(f"batch {batch}: {name}")
+        if settings.profile and device.type == "cuda":
+            cost = Estimate(15.0)
+            for name in [*plain, *(f"{one}, {words}" for words in settings.switch for one in plain)]:
+                if name in made.steps and clock.allows(cost.seconds, f"profile of {name}"):
+                    with cost.taking():
+                        summarise(f"{name} batch {batch}", made.steps[name], 100, device, settings.out)
+    finally:
+        LEARNERS.clear()
+    return made.cost_of_a_pair()
+
+
+def in_between(settings: StudentBenchmark) -> int:
+    """Steps of each variant that are timed in a row, and again by the host alone."""
+    return max(1, settings.repeats // 2)
+
+
+def build_plans(made: Variants, settings: StudentBenchmark, batch: int, plans: Plans, table: Ledger) -> None:
+    """The steps of a batch size, as many as there is time for.
 
     The blind step has a learner of its own, without a compass; the navigated ones share one, which is told before each
     step what to do: so nothing is compiled twice, and the peak of all but the first counts recordings of the others.
     """
-    steps: dict[str, Step] = {}
-    peaks: dict[str, float | None] = {}
     navigated: Learner | None = None
     held = 0
-    for plan in plans:
-        name, start, before = label(plan), time.perf_counter(), graphs()
-        if plan is None or navigated is None:
-            held = reserved(device)
-        build = partial(stepping, settings, batch, plan, navigated)
-        made = guarded(name, partial(built, build, device, settings.warm, held))
-        if made is None:
+    for number, plan in enumerate(plans):
+        name = label(plan)
+        if number == 1 and made.steps and made.clock.left > 0:
+            # the ratio of the first two is what it is all for, so the second is tried even where time may not do: then
+            # the first is timed and kept before
+            if made.clock.left < made.estimate():
+                table.add(timed(made, settings, batch))
+                made.lap()
+        elif not made.fits(name):
             continue
-        steps[name], peaks[name] = made
-        peak = f"{peaks[name]:.2f} GiB" if peaks[name] is not None else "not measured"
-        spent = time.perf_counter() - start
-        say(f"  {name}: warm after {spent:.0f} s, {graphs() - before} graphs compiled, peak {peak}")
+        if plan is None or navigated is None:
+            held = reserved(made.device)
+        if not made.build(name, partial(stepping, settings, batch, plan, navigated), held):
+            continue
         if plan is not None and navigated is not None:
             continue
-        navigated = navigated if plan is None else LEARNERS[steps[name]]
-        guarded(f"check of graphs, {name}", partial(same_bits, name, steps[name], device))
-        if settings.graphs and settings.compile and device.type == "cuda":
-            steps[name + ", no graphs"], peaks[name + ", no graphs"] = launched(steps[name]), None
-            guarded("without graphs", partial(steps[name + ", no graphs"], 0))
-        if settings.reference:
-            plain = name + ", no kernels"
-            ready = guarded(plain, partial(built, partial(without, steps[name]), device, 2))
-            if ready is not None:
-                steps[plain], peaks[plain] = ready[0], None
+        step = made.steps[name]
+        navigated = navigated if plan is None else LEARNERS[step]
+        guarded(f"check of graphs, {name}", partial(same_bits, name, step, made.device))
+        if settings.graphs and settings.compile and made.device.type == "cuda":
+            made.also(f"{name}, no graphs", launched(step))
+
+
+def build_switched(made: Variants, settings: StudentBenchmark, batch: int, plans: Plans) -> None:
+    """The same steps with something switched on, each by a learner of its own."""
     for words in settings.switch:
-        for plan in plans[:2]:
-            name, start, held = f"{label(plan)}, {words}", time.perf_counter(), reserved(device)
+        for plan in plans:
+            name = f"{label(plan)}, {words}"
+            if not made.fits(name):
+                continue
             build = partial(switched_step, partial(stepping, settings, batch, plan), words)
-            made = guarded(name, partial(built, build, device, settings.warm, held))
-            if made is not None:
-                steps[name], peaks[name] = made
-                say(f"  {name}: warm after {time.perf_counter() - start:.0f} s, peak {peaks[name] or 0:.2f} GiB")
-                if "record" in words.split("+"):
-                    made_of = batches(settings, batch, device)
-                    guarded(f"check of targets, {name}", partial(same_targets, name, LEARNERS[steps[name]], made_of))
+            if made.build(name, build, reserved(made.device)) and "record" in words.split("+"):
+                made_of = batches(settings, batch, made.device)
+                learner = LEARNERS[made.steps[name]]
+                guarded(f"check of targets, {name}", partial(same_targets, name, learner, made_of))
+
+
+def timed(made: Variants, settings: StudentBenchmark, batch: int) -> list[dict[str, Any]]:
+    """The rows of all that is built."""
     before = graphs()
-    times = interleaved(steps, device, settings.repeats, first=settings.warm + 3)
+    times = made.times(settings.repeats)
     if graphs() != before:
         say(f"!!! {graphs() - before} graphs were compiled while timing")
     blind = statistics.median(times["fs-dfm"]) if "fs-dfm" in times else None
-    count, first = max(1, settings.repeats // 2), settings.warm + 3
-    rows = {name: in_a_row(step, device, first, count) for name, step in steps.items()}
-    hosts = {name: host_alone(step, device, first, count) for name, step in steps.items()}
-    if settings.profile:
-        shown = [label(plan) for plan in plans[:2]]
-        for name in [*shown, *(f"{one}, {words}" for words in settings.switch for one in shown)]:
-            if name in steps:
-                summarise(f"{name} batch {batch}", steps[name], 100, device, settings.out)
-    LEARNERS.clear()
-    return [
-        row_of(batch, name, t, peaks[name], blind, settings.length) | {"in a row": rows[name], "host ms": hosts[name]}
-        for name, t in times.items()
-    ]
+    steps = {name: made.steps[name] for name in times}
+    more = {"in a row": in_a_row, "host ms": host_alone}
+    count, first = in_between(settings), settings.warm + 3
+    rows = {name: row_of(batch, name, t, made.peaks[name], blind, settings.length) for name, t in times.items()}
+    for column, way in more.items():
+        for name, step in steps.items():
+            rows[name][column] = guarded(f"{name}, {column}", partial(way, step, made.device, first, count))
+    return list(rows.values())
 
 
 def row_of(
@@ -191,13 +220,6 @@ def row_of(
         "tokens/s": int(batch * length / median * 1e3),
         "peak GiB": peak,
     }
-
-
-def graphs() -> int:
-    """How many graphs torch.compile has made so far."""
-    from torch._dynamo.utils import counters
-
-    return int(counters["stats"]["unique_graphs"])
 
 
 LEARNERS: dict[Step, Learner] = {}

@@ -13,8 +13,6 @@ from tsdfm.settings import nearest
 
 SWITCHES = {
     "record": ("tsdfm.student.recorded", "RECORD", True),
-    "epilogue": ("tsdfm.nn.layers", "EPILOGUE", True),
-    "moments": ("tsdfm.kernels.draw_triton", "MOMENTS", 10),
 }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.harness import Clock, Ledger, Step, measure, random_spec, stepper, world
+from benchmarks.harness import Clock, Estimate, Ledger, Step, measure, random_spec, stepper, world
 from tsdfm.engine.learner import Learner
 from tsdfm.engine.settings import LoopSettings
 from tsdfm.settings import option
@@ -35,16 +35,17 @@ class TeacherBenchmark:
 
 def run(settings: TeacherBenchmark) -> None:
     """Time the whole step at every batch size."""
-    here, clock = world(settings.device), Clock(settings.limit)
+    here, clock, cost = world(settings.device), Clock(settings.limit), Estimate(10.0)
     title = f"teacher step: {settings.preset}, |V| = {settings.vocab}, length {settings.length}"
     table = Ledger(title, ("batch",), here.device, settings.out and settings.out / "teacher.json")
     for batch in settings.batch:
         if table.has((batch,)):
             continue
-        if not clock.allows(10.0, f"teacher, batch {batch}"):
+        if not clock.allows(cost.seconds, f"teacher, batch {batch}"):
             table.leave(f"batch {batch}")
             continue
-        timing = measure({"teacher": partial(build, settings, batch)}, here.device, settings.warm, settings.repeats)
+        with cost.taking():
+            timing = measure({"teacher": partial(build, settings, batch)}, here.device, settings.warm, settings.repeats)
         for found in timing.values():
             row = {"batch": batch, "ms": found.median, "fastest": found.low, "slowest": found.high}
             speed = int(batch * settings.length / found.median * 1e3)

@@ -66,17 +66,15 @@ def test_what_does_not_fit_is_named(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_switches_are_timed_and_put_back(tmp_path: Path) -> None:
     from tsdfm.errors import UserError
-    from tsdfm.nn import layers
     from tsdfm.student import recorded
 
     sizes = {"preset": "tiny", "vocab": 30, "length": 8, "batch": (2,), "tau": (0.2,), "k": (2,), "compile": False}
-    plan = {"warm": 1, "repeats": 1, "device": "cpu", "out": tmp_path, "switch": ("record+epilogue",)}
+    plan = {"warm": 1, "repeats": 1, "device": "cpu", "out": tmp_path, "switch": ("record",)}
     time_student(StudentBenchmark(**sizes, **plan))  # type: ignore[arg-type]
     rows = json.loads((tmp_path / "results.json").read_text())["student"]["rows"]
     plain = ["fs-dfm", "ts-dfm τ=0.2 K=2"]
-    assert [row["step"] for row in rows] == [*plain, *(f"{name}, record+epilogue" for name in plain)]
+    assert [row["step"] for row in rows] == [*plain, *(f"{name}, record" for name in plain)]
     assert all(row["in a row"] > 0 and row["host ms"] > 0 for row in rows)
     assert not recorded.RECORD
-    assert not layers.EPILOGUE
     with pytest.raises(UserError, match="no switch is called 'recorrd'"):
         time_student(StudentBenchmark(**sizes, **{**plan, "switch": ("recorrd",)}))  # type: ignore[arg-type]

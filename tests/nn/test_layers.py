@@ -8,8 +8,7 @@ import pytest
 import torch
 from tiny_nets import stir, tiny_net, tiny_shape
 
-from tsdfm.nn import layers
-from tsdfm.nn.layers import Block, Norm, Rotary, ScalarEmbedding, gelu_product, modulate, rotate
+from tsdfm.nn.layers import Block, Norm, Rotary, ScalarEmbedding, modulate, rotate
 
 F64 = torch.float64
 
@@ -136,46 +135,3 @@ def test_dropout_is_on_both_branches() -> None:
     block(torch.randn(1, 6, 16), torch.randn(1, 8), *Rotary(8)(6))
     assert len(seen) == 2
     assert all(0.2 < (out == 0).float().mean() < 0.8 for out in seen)
-
-
-def test_gelu_within_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Switched on, a frozen bf16 block gives what it gave, to bf16's rounding; others do not notice."""
-    block = stir(Block(tiny_shape(), fuse=False)).eval()
-    made = torch.Generator().manual_seed(4)
-    x, cond = torch.randn(2, 5, 16, generator=made), torch.randn(2, 8, generator=made)
-    cos, sin = Rotary(8)(5)
-    calls: list[torch.dtype] = []
-
-    def watched(*given: torch.Tensor) -> torch.Tensor:
-        calls.append(given[0].dtype)
-        return gelu_product(*given)
-
-    def both() -> list[torch.Tensor]:
-        found = []
-        for on in (False, True):
-            monkeypatch.setattr(layers, "EPILOGUE", on)
-            monkeypatch.setattr(layers, "gelu_product", watched)
-            with torch.autocast("cpu", torch.bfloat16, enabled=block.qkv.weight.dtype == torch.bfloat16):
-                found.append(block(x, cond, cos, sin).float())
-        return found
-
-    with torch.no_grad():
-        assert torch.equal(*both())
-    assert not calls  # float32 weights
-    block.to(torch.bfloat16)
-    block.norm_1.float(), block.norm_2.float()
-    assert torch.equal(*both())
-    assert not calls  # with gradients
-    with torch.no_grad():
-        plain, fast = both()
-    assert calls == [torch.bfloat16]
-    torch.testing.assert_close(plain, fast, rtol=0.02, atol=0.02)
-    assert (plain - x).abs().amax() > 0.1
-
-
-def test_gelu_product_by_hand() -> None:
-    made = torch.Generator().manual_seed(5)
-    x, weight, bias = (torch.randn(*shape, generator=made, dtype=F64) for shape in ((3, 4), (6, 4), (6,)))
-    a = x @ weight.T + bias
-    wanted = 0.5 * a * (1 + torch.tanh(math.sqrt(2 / math.pi) * (a + 0.044715 * a**3)))
-    torch.testing.assert_close(gelu_product(x, weight, bias), wanted)

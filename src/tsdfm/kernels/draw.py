@@ -4,7 +4,7 @@ K tempered draws that are not z with the split p(z), 1 − p(z), and, where aske
 entropy and one plain draw. A draw is a two-level inverse CDF, as in `flow.draw`: sums of blocks of columns first, then
 the column inside the chosen block. The kernel keeps each block's sum relative to the block's own largest logit, joins
 blocks in float64 and works out the chosen block in float64 too, so that every token keeps its probability to about
-10⁻⁷ of itself, however rare; to 4·10⁻⁷ where four or more draws of near temperatures share their sums (`draw_triton`).
+10⁻⁷ of itself, however rare.
 With the same uniforms it gives the reference's tokens, except where a boundary between two tokens moves by that much. A
 row's answer depends on the row alone: on its logits, z, temperatures and uniforms.
 

@@ -4,25 +4,9 @@
 The sums have a program for every few blocks of a row, each block in one warp, so that no sum is made across warps. The
 choice reads the sums, and of the row only the K chosen blocks. Everything excludes z, which the choice adds back where
 it belongs: so a z that holds nearly all the mass takes no precision from the others.
-
-K exponentials a logit keep the special-function units busy for longer than the memory needs to deliver it. But the K
-temperatures of Navigate lie near each other (λ from 0.7 to 1.3), and then one exponential does for all of them. With
-y = m − l ≥ 0 a logit's distance from its block's largest, g the geometric mean of a row's smallest and largest β, and
-t = (β − g)/(β + g), the generating function of the Laguerre polynomials says
-
-    e^{−βy} = (1 − t) Σ_j t^j e^{−gy} L_j(2gy),     |e^{−gy} L_j(2gy)| ≤ 1.
-
-|t| is at most (√r − 1)/(√r + 1) for a ratio r of the β: 0.154 for Navigate's. The first J terms leave out at most |t|^J
-of the block's largest weight for each column, 7·10⁻⁹ with J = 10. What they need of a block are its J moments
-Σ e^{−gy} y^i, the same for every k, so that a logit costs one exponential and some 20 multiply-adds however many draws
-there are. In all a block's sum, and with it 1 − p(z), is right to some 4·10⁻⁷ instead of 1·10⁻⁷. Rows with a wider
-range of β than `WIDEST` have their exponentials one by one, and so have all with few draws.
 """
 
 from __future__ import annotations
-
-import functools
-import math
 
 import torch
 import triton
@@ -36,12 +20,7 @@ COLUMNS = 256  # of a block: whole lines, all of them in one warp, so that a blo
 BLOCKS = 8  # of a program
 WARPS = 4
 POLYNOMIAL = 0  # how many of the K exponentials are worked out by multiply-adds instead of the special-function unit
-MOMENTS = 0  # J, an even number, 10 for float32 precision; 0: every exponential by itself, until a card has timed both
-MOMENTS_FROM = 4  # draws from which moments are quicker
-MOMENTS_PLAN = (1024, 1, 1)  # columns, blocks and warps then: large blocks, as every moment is summed over the lanes
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
-LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
-WIDEST: tl.constexpr = tl.constexpr(1.9)  # largest over smallest β that moments are used for
 
 
 @triton.jit
@@ -66,38 +45,13 @@ def _sum(x):
 
 
 @triton.jit
-def _range(beta, n, K: tl.constexpr):
-    """The smallest and the largest β of a row."""
-    low = tl.load(beta + n * K)
-    high = low
-    for k in tl.static_range(1, K):
-        b = tl.load(beta + n * K + k)
-        low = tl.minimum(low, b)
-        high = tl.maximum(high, b)
-    return low, high
-
-
-@triton.jit
-def _near(low, high):
-    """Are a row's temperatures near enough for moments?"""
-    return (low > 0.0) & (high <= low * WIDEST)
-
-
-@triton.jit
-def _middle(low, high):
-    """g·log₂e, by operations that round the same everywhere: both kernels must use the same number."""
-    return tl.sqrt_rn(low * high) * LOG2E
-
-
-@triton.jit
 def sums_kernel(
     logits, stride, at, z, need, beta, peak, first, sums, one, mixed, V, READ, NB,
-    K: tl.constexpr, S: tl.constexpr, J: tl.constexpr, H: tl.constexpr, C: tl.constexpr, W: tl.constexpr,
-    POLY: tl.constexpr, AT: tl.constexpr, NEED: tl.constexpr, ONE: tl.constexpr, STATS: tl.constexpr,
+    K: tl.constexpr, H: tl.constexpr, C: tl.constexpr, W: tl.constexpr, POLY: tl.constexpr,
+    AT: tl.constexpr, NEED: tl.constexpr, ONE: tl.constexpr, STATS: tl.constexpr,
 ):  # fmt: skip
-    """Per row and block, over columns but z: the largest logit m and its first column, Σ e^{β_k (l − m)} for each k
-    (or, with J, the moments Σ 2^x x^i for each i < J, x = g·log₂e·(l − m)), and Σ e^{l − m}, Σ e^{l − m}(l − m).
-    S = max(J, K) sums have room in `sums`; a program has W blocks of H lines, C columns in all."""
+    """Per row and block, over columns but z: the largest logit m and its first column, Σ e^{β_k (l − m)} for each k,
+    and Σ e^{l − m}, Σ e^{l − m}(l − m). A program has W blocks of C columns each, in H lines."""
     n = tl.program_id(0).to(tl.int64)
     wanted = 1
     if NEED:
@@ -122,27 +76,13 @@ def sums_kernel(
         below = l - tl.where(m == float("-inf"), 0.0, m)[None, :, None]
         real = block < NB
         tl.store(peak + n * NB + block, m, mask=real)
-        direct = 1
-        if J > 0:
-            low, high = _range(beta, n, K)
-            if _near(low, high):
-                direct = 0
-                # 2^−160 is 0 in float32, also where l = −inf; NaN stays NaN
-                x = tl.maximum(below * _middle(low, high), -160.0, propagate_nan=tl.PropagateNan.ALL)
-                square = x * x
-                w = tl.exp2(x)
-                for i in tl.static_range(0, J, 2):
-                    tl.store(sums + (n * S + i) * NB + block, _sum(w), mask=real)
-                    tl.store(sums + (n * S + i + 1) * NB + block, _sum(w * x), mask=real)
-                    w = w * square
-        if direct != 0:
-            for k in tl.static_range(K):
-                rate = tl.load(beta + n * K + k) * LOG2E
-                if k < POLY:  # noqa: SIM108 (a choice at compile time)
-                    e = _exp2_by_hand(below * rate)
-                else:
-                    e = tl.exp2(below * rate)
-                tl.store(sums + (n * S + k) * NB + block, _sum(e), mask=real)
+        for k in tl.static_range(K):
+            rate = tl.load(beta + n * K + k) * LOG2E
+            if k < POLY:  # noqa: SIM108 (a choice at compile time)
+                e = _exp2_by_hand(below * rate)
+            else:
+                e = tl.exp2(below * rate)
+            tl.store(sums + (n * K + k) * NB + block, _sum(e), mask=real)
         if ONE:
             e = tl.exp2(below * LOG2E)
             tl.store(one + n * NB + block, _sum(e), mask=real)
@@ -179,24 +119,11 @@ def _choose(line, skip, weights, total, u, rate, V, READ, NBP: tl.constexpr, C: 
 
 
 @triton.jit
-def _joined(moments, table, rate, middle, J: tl.constexpr, JP: tl.constexpr):
-    """Σ e^{−βy} of each block [NBP] from its moments [JP, NBP]; `table` [JP, JP] as `_table` makes it."""
-    g = middle.to(tl.float64) * LN2
-    t = (rate.to(tl.float64) - g) / (rate.to(tl.float64) + g)
-    j = tl.arange(0, JP)
-    power = tl.full([JP], 1.0, tl.float64)
-    for step in tl.static_range(1, J):
-        power = tl.where(j >= step, power * t, power)
-    share = (tl.sum(table * power[None, :], axis=1) * (1.0 - t)).to(tl.float32)
-    return tl.sum(moments * share[:, None], axis=0)
-
-
-@triton.jit
 def choice_kernel(
-    logits, stride, at, z, need, beta, u, u_fresh, peak, first, sums, one, mixed, table,
+    logits, stride, at, z, need, beta, u, u_fresh, peak, first, sums, one, mixed,
     tokens, p_z, p_other, lse, entropy, confidence, top, fresh, V, READ, NB,
-    K: tl.constexpr, S: tl.constexpr, J: tl.constexpr, JP: tl.constexpr, C: tl.constexpr, NBP: tl.constexpr,
-    AT: tl.constexpr, NEED: tl.constexpr, FRESH: tl.constexpr, STATS: tl.constexpr,
+    K: tl.constexpr, C: tl.constexpr, NBP: tl.constexpr, AT: tl.constexpr, NEED: tl.constexpr,
+    FRESH: tl.constexpr, STATS: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0).to(tl.int64)
     z_n = tl.load(z + n)
@@ -217,20 +144,9 @@ def choice_kernel(
         l_z = tl.load(line + z_n, mask=has_z, other=float("-inf")).to(tl.float32)
         empty = (high == float("-inf")) & (l_z == float("-inf"))
         rest = (V - has_z.to(tl.int32)).to(tl.float64)
-        if J > 0:
-            coldest, hottest = _range(beta, n, K)
-            middle = _middle(coldest, hottest)
-            i = tl.arange(0, JP)
-            here = (i[:, None] < J) & (b[None, :] < NB)
-            moments = tl.load(sums + (n * S + i[:, None]) * NB + b[None, :], mask=here, other=0.0)
-            lines = tl.load(table + i[:, None] * JP + i[None, :])
         for k in tl.static_range(K):
             rate = tl.load(beta + n * K + k)
-            s = tl.load(sums + (n * S + k) * NB + b, mask=b < NB, other=0.0)
-            if J > 0:  # noqa: SIM102 (the first is a choice at compile time)
-                if _near(coldest, hottest):
-                    s = _joined(moments, lines, rate, middle, J, JP)
-            s = s.to(tl.float64)
+            s = tl.load(sums + (n * K + k) * NB + b, mask=b < NB, other=0.0).to(tl.float64)
             weights = s * tl.exp(below * rate.to(tl.float64))
             total = tl.sum(weights, axis=0)
             u_k = tl.load(u + n * K + k)
@@ -297,17 +213,6 @@ def _aligned_end(logits: Tensor) -> int:
     return end if logits.stride(0) >= end and last <= room else columns
 
 
-@functools.lru_cache(maxsize=16)
-def _table(terms: int, size: int, device: torch.device) -> Tensor:
-    """binom(j, i)·(2 ln 2)^i / i! at [i, j] of a [size, size] float64 table, 0 beyond `terms`: how much of the moment
-    Σ 2^x x^i there is in Σ e^{−gy} L_j(2gy), as L_j(v) = Σ_i binom(j, i)(−v)^i/i! and −2gy = 2 ln 2·x."""
-    rows = [
-        [math.comb(j, i) * (2 * math.log(2)) ** i / math.factorial(i) if j < terms else 0.0 for j in range(size)]
-        for i in range(size)
-    ]
-    return torch.tensor(rows, dtype=torch.float64, device=device)
-
-
 def launch(
     logits: Tensor,
     z: Tensor,
@@ -322,9 +227,7 @@ def launch(
     columns, device = logits.shape[1], logits.device
     if logits.stride(1) != 1:
         logits = logits.contiguous()
-    terms = MOMENTS if k >= MOMENTS_FROM else 0
-    width, blocks, warps = MOMENTS_PLAN if terms else (COLUMNS, BLOCKS, WARPS)
-    block = min(width, triton.next_power_of_2(columns))
+    block = min(COLUMNS, triton.next_power_of_2(columns))
     count = triton.cdiv(columns, block)
     read = _aligned_end(logits)
     one = stats or u_fresh is not None
@@ -337,9 +240,7 @@ def launch(
     rows = none if at is None else at.contiguous()
     wanted = none if need is None else need.contiguous()
     lots = none if u_fresh is None else u_fresh.to(torch.float64).contiguous()
-    room, side = max(k, terms), triton.next_power_of_2(max(terms, 1))
-    table = _table(terms, side, device) if terms else none
-    peak, sums = empty(n, count), empty(n, room, count) if k else none
+    peak, sums = empty(n, count), empty(n, k, count) if k else none
     ones, mixed = (empty(n, count) if one else none), (empty(n, count) if stats else none)
     first = empty(n, count, dtype=torch.int32) if stats else none
     tokens = empty(n, k, dtype=torch.int64)
@@ -349,16 +250,16 @@ def launch(
     fresh = empty(n, dtype=torch.int64) if u_fresh is not None else none
     flags = {"AT": at is not None, "NEED": need is not None}
     if n:
-        sums_kernel[(n, triton.cdiv(count, blocks))](
+        sums_kernel[(n, triton.cdiv(count, BLOCKS))](
             logits, logits.stride(0), rows, z, wanted, beta, peak, first, sums, ones, mixed, columns, read, count,
-            K=k, S=room, J=terms, H=max(1, block // LINE), C=block, W=blocks, POLY=POLYNOMIAL, ONE=one, STATS=stats,
-            num_warps=warps, **flags,
+            K=k, H=max(1, block // LINE), C=block, W=BLOCKS, POLY=POLYNOMIAL, ONE=one, STATS=stats,
+            num_warps=WARPS, **flags,
         )  # fmt: skip
         choice_kernel[(n,)](
-            logits, logits.stride(0), rows, z, wanted, beta, u, lots, peak, first, sums, ones, mixed, table,
+            logits, logits.stride(0), rows, z, wanted, beta, u, lots, peak, first, sums, ones, mixed,
             tokens, p_z, p_other, lse, entropy, confidence, top, fresh, columns, read, count,
-            K=k, S=room, J=terms, JP=side, C=block, NBP=triton.next_power_of_2(count),
-            FRESH=u_fresh is not None, STATS=stats, num_warps=1, **flags,
+            K=k, C=block, NBP=triton.next_power_of_2(count), FRESH=u_fresh is not None, STATS=stats,
+            num_warps=1, **flags,
         )  # fmt: skip
     found = (lse, entropy, confidence, top) if stats else (None,) * 4
     return Drawn(tokens, p_z, p_other, *found, fresh if u_fresh is not None else None)

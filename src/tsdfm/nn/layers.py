@@ -6,7 +6,6 @@ Shapes: B batch, L length, D width, C condition width, H heads, E = D/H head siz
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,8 +13,6 @@ from torch import Tensor, nn
 
 from tsdfm.errors import UserError
 from tsdfm.nn.settings import Shape
-
-EPILOGUE = False  # GELU within the product before it, where weights are bf16 and frozen; until a card has timed both
 
 
 class ScalarEmbedding(nn.Module):
@@ -97,17 +94,7 @@ class Block(nn.Module):
         shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = self.adaln(self.fuser(cond)).chunk(6, dim=-1)
         attended = self.attend(modulate(self.norm_1(x), shift_1, scale_1), cos, sin)
         x = x + gate_1[:, None] * self.dropout(attended)
-        out: Tensor = x + gate_2[:, None] * self.dropout(self.feed(modulate(self.norm_2(x), shift_2, scale_2)))
-        return out
-
-    def feed(self, x: Tensor) -> Tensor:
-        """The MLP. [B, L, D] → [B, L, D]"""
-        first: Any = self.mlp[0]
-        if EPILOGUE and not torch.is_grad_enabled() and first.weight.dtype == torch.bfloat16:
-            inner = gelu_product(x.flatten(0, -2).to(torch.bfloat16), first.weight, first.bias)
-            out: Tensor = self.mlp[2](inner.view(*x.shape[:-1], -1))
-        else:
-            out = self.mlp(x)
+        out: Tensor = x + gate_2[:, None] * self.dropout(self.mlp(modulate(self.norm_2(x), shift_2, scale_2)))
         return out
 
     def attend(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -117,16 +104,6 @@ class Block(nn.Module):
         mixed = F.scaled_dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v)
         out: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, width))
         return out
-
-
-def gelu_product(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """gelu(x Wᵀ + b) [N, H] of x [N, D], the tanh one; on a GPU in one kernel, which never rounds what it is taken of.
-
-    (On a CPU the same operation would take the other GELU.)
-    """
-    if x.is_cuda:
-        return torch._addmm_activation(bias, x, weight.t(), use_gelu=True)
-    return F.gelu(torch.addmm(bias, x, weight.t()), approximate="tanh")
 
 
 def zero_(layer: nn.Linear) -> nn.Linear:
