@@ -10,9 +10,10 @@ import pytest
 import torch
 
 import tsdfm
+from tsdfm.cli import main
 from tsdfm.compass import load_compass
 from tsdfm.engine.checkpoint import load_weights
-from tsdfm.engine.manifest import read_manifest, write_json
+from tsdfm.engine.manifest import file_sha256, read_manifest, write_json
 from tsdfm.errors import UserError
 from tsdfm.flow import RowNoise, elbo
 from tsdfm.nn.velocity import load_velocity, read_spec
@@ -23,6 +24,7 @@ from tsdfm.student.run import run
 from tsdfm.student.settings import NavigateSettings, StudentLoop, StudentOptim, StudentSettings
 from tsdfm.tokens.rows import TokenRows
 
+Made = tuple[Path, str, StudentSettings, StudentSettings]
 STEPS, MIDDLE = 24, 12
 SOURCES = ("uniform", "mask")
 
@@ -124,6 +126,28 @@ def test_init_copies_what_is_shared(home: Path, tmp_path: Path) -> None:
     again = run(settings_for(home, "uniform", tmp_path / "second", init_from=tmp_path / "fit", loop=loop, optim=still))
     first, second = load_weights(tmp_path / "fit"), load_weights(again, "model")
     assert all(torch.allclose(first[name], second[name], atol=1e-6) for name in first)
+
+
+def test_a_bundle_can_be_trained_on(home: Path, made: Made, tmp_path: Path) -> None:
+    """Its folder means its student (FS-DFM init), FOLDER/teacher its teacher (DFM init)."""
+    _, source, blind, _ = made
+    ship = ["ship", str(blind.out), "--teacher", str(home / f"teacher-{source}"), "--name", "mine"]
+    assert main([*ship, "--weights", "bf16", "--out", str(tmp_path / "mine")]) == 0
+    loop, still = StudentLoop(steps=1, batch=4, device="cpu"), StudentOptim(lr=1e-12, warmup=0, ema=0.5)
+    for name, role in (("mine", "student"), ("mine/teacher", "teacher")):
+        given = settings_for(home, source, tmp_path / role, init_from=tmp_path / name, loop=loop, optim=still)
+        begun = load_weights(run(given), "model")
+        packed = load_velocity(tmp_path / name).net.state_dict()
+        assert packed.keys() == begun.keys() or role == "teacher"
+        assert all(torch.allclose(begun[key], weight, atol=1e-6) for key, weight in packed.items())
+        file = tmp_path / "mine" / f"{role}.safetensors"
+        parent = read_manifest(given.out)["parent"]
+        assert parent == {"path": str(file), "sha256": file_sha256(file)}
+        assert run(dataclasses.replace(given, resume=True)) == given.out
+    with pytest.raises(UserError, match="needs --teacher"):
+        run(settings_for(home, source, tmp_path / "no", init_from=tmp_path / "mine", loop=loop, target="teacher"))
+    own = settings_for(home, source, tmp_path / "own", init_from=tmp_path / "mine/teacher", loop=loop, target="teacher")
+    assert run(own) == own.out
 
 
 def test_a_resumed_run_is_the_unbroken_one(

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from tsdfm.compass.model import Compass, load_compass
-from tsdfm.engine.bundle import on_disk
-from tsdfm.engine.checkpoint import Store, find_checkpoint, load_weights, read_state
+from tsdfm.engine.bundle import Found, find_member, find_weights, on_disk
+from tsdfm.engine.checkpoint import Store, read_state
 from tsdfm.engine.distributed import World, join
 from tsdfm.engine.manifest import input_sha256
 from tsdfm.engine.task import Record
 from tsdfm.errors import UserError
 from tsdfm.nn.ddit import DDiT
-from tsdfm.nn.velocity import Velocity, VelocitySpec, check_rows, load_velocity, read_spec
+from tsdfm.nn.velocity import Velocity, VelocitySpec, check_rows, load_velocity, spec_in
 from tsdfm.settings import to_dict
 from tsdfm.student.settings import StudentSettings
 from tsdfm.student.start import start_from
@@ -30,8 +30,8 @@ FREE |= {"eval_rows", "eval_times", "allow_changed", "loop", "optim", "navigate"
 def run(settings: StudentSettings) -> Path:
     """Distil a student and return its run folder."""
     rows = TokenRows(settings.tokens, "train")
-    origin = find_checkpoint(settings.init_from)
-    spec = spec_for(settings, read_spec(origin))
+    origin = start_of(settings)
+    spec = spec_for(settings, spec_in(origin.manifest, origin.place))
     check_rows(spec, rows, "init_from")
     with join(settings.loop.device) as world:
         teacher, compass = load_teacher(settings, spec, world), load_guide(settings, spec, world)
@@ -45,6 +45,11 @@ def run(settings: StudentSettings) -> Path:
             begin=lambda: begin(task, settings, origin),
             feeder=with_numbers,
         )
+
+
+def start_of(settings: StudentSettings) -> Found:
+    """What the student starts from: the averaged weights of a run, or a bundle's (its student's, or FOLDER/teacher)."""
+    return find_weights(settings.init_from, "student", which="ema", choose="newest")
 
 
 def spec_for(settings: StudentSettings, origin: VelocitySpec) -> VelocitySpec:
@@ -67,7 +72,8 @@ def teacher_path(settings: StudentSettings) -> Path:
     """Where the frozen teacher is."""
     if settings.teacher is not None:
         return settings.teacher
-    if read_spec(find_checkpoint(settings.init_from)).step_size:
+    origin = start_of(settings)
+    if spec_in(origin.manifest, origin.place).step_size:
         raise UserError("target teacher needs --teacher, as init_from is a student")
     return settings.init_from
 
@@ -81,12 +87,12 @@ def load_guide(settings: StudentSettings, spec: VelocitySpec, world: World) -> C
     return compass
 
 
-def begin(task: StudentTask, settings: StudentSettings, origin: Path) -> None:
+def begin(task: StudentTask, settings: StudentSettings, origin: Found) -> None:
     """The weights of step 0: the averaged ones of what the student starts from."""
     assert isinstance(task.model, DDiT)
-    known = read_spec(origin).step_size
+    known = spec_in(origin.manifest, origin.place).step_size
     fit_new = settings.fresh == "fit"
-    start_from(task.model, load_weights(origin), step_size=known, fit=fit_new, where=str(settings.init_from))
+    start_from(task.model, origin.weights(), step_size=known, fit=fit_new, where=str(settings.init_from))
 
 
 def record_for(settings: StudentSettings, spec: VelocitySpec) -> Record:
@@ -103,7 +109,7 @@ def record_for(settings: StudentSettings, spec: VelocitySpec) -> Record:
         stage=settings.stage,
         settings=settings,
         inputs=inputs,
-        parent=settings.init_from,
+        parent=inputs["init_from"],
         extra={"model": spec.plain()},
         identity=identity,
     )
@@ -111,7 +117,8 @@ def record_for(settings: StudentSettings, spec: VelocitySpec) -> Record:
 
 def inputs_of(settings: StudentSettings) -> dict[str, Path]:
     """Everything the training reads."""
-    inputs = {"tokens": settings.tokens, "init_from": settings.init_from}
+    member = find_member(settings.init_from, "student")
+    inputs = {"tokens": settings.tokens, "init_from": settings.init_from if member is None else member.file}
     if settings.target == "teacher":
         inputs["teacher"] = teacher_path(settings)
     if settings.compass is not None and settings.policy != "blind":
