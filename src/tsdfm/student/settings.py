@@ -103,9 +103,7 @@ class StudentSettings:
     """The student stage: a few-step model distilled from itself, by blind (FS-DFM) or navigated midpoints (TS-DFM)."""
 
     tokens: Path = required("the tokens folder to train on")
-    init_from: Path = required(
-        "run, checkpoint or bundle to start from: a teacher (DFM init) or a student (FS-DFM)"
-    )
+    init_from: Path = required("run, checkpoint or bundle to start from: a teacher (DFM init) or a student (FS-DFM)")
     out: Path = required("folder for the run")
     policy: PolicyName = option("blind", "how midpoints are made: blind is FS-DFM, sequence-to-token is TS-DFM")
     compass: Path | None = option(None, "the compass's run, for every policy but blind (and selector random)")
