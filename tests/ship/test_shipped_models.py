@@ -229,12 +229,14 @@ def test_a_report_about_a_shipped_model(models: Path, tmp_path: Path, capsys: py
 
     found = find_runs([Path("tsdfm-small")])
     assert [(run.name, run.method, run.source) for run in found.models] == [
-        ("teacher", "teacher", "uniform"),
-        ("student", "ts-dfm", "uniform"),
+        ("tsdfm-small/teacher", "teacher", "uniform"),
+        ("tsdfm-small/student", "ts-dfm", "uniform"),
     ]
     assert found.compass_for(found.models[1]) == models / "tsdfm-small" / "compass"
     assert found.models[1].parameters() == sum(p.numel() for p in tsdfm.load("tsdfm-small").velocity.net.parameters())
-    assert [run.name for run in find_runs([Path("tsdfm-small/teacher")]).models] == ["teacher"]
+    alone = find_runs([Path("tsdfm-small/teacher"), Path("tsdfm-small/teacher")])
+    assert [run.name for run in alone.models] == ["tsdfm-small/teacher"]
+    assert alone.compass_for(alone.models[0]) == models / "tsdfm-small" / "compass"
     assert main(["report", "policy", "tsdfm-small", "--world", "small"]) == 2
     assert "has no place for a report: give --out" in capsys.readouterr().err
     assert not (models / "tsdfm-small" / "report").exists()
@@ -254,5 +256,46 @@ def test_a_shipped_model_against_held_out_text(models: Path, tmp_path: Path, cap
     assert main([*asked, "--tokens", str(tmp_path / "tokens")]) == 0
     rows = json.loads((tmp_path / "report" / "metrics.json").read_text())
     assert {row["method"] for row in rows} >= {"teacher", "ts-dfm"}
+    capsys.readouterr()
     assert main([*asked, "--tokens", str(tmp_path / "others")]) == 2
-    assert "use the tokens it was trained on" in capsys.readouterr().err
+    assert "make rows of your text with `tsdfm tokens --tokenizer-files tsdfm-small" in capsys.readouterr().err
+    assert main(["report", "main", "tsdfm-small/compass", *asked[7:]]) == 2
+    assert "name a teacher or a student" in capsys.readouterr().err
+
+
+def test_two_bundles_in_a_table(models: Path, tmp_path: Path, capsys: Capture) -> None:
+    """Each by its own name and with its own compass; with two tokenizers there is no table."""
+    shutil.copytree(models / "tsdfm-small", tmp_path / "mine")
+    about = json.loads((tmp_path / "mine" / "manifest.json").read_text())
+    asked = ["report", "policy", "tsdfm-small", str(tmp_path / "mine"), "--steps", "2", "--samples", "2"]
+    asked += ["--world", "small", "--out", str(tmp_path / "report")]
+    assert main(asked) == 0
+    rows = json.loads((tmp_path / "report" / "policy.json").read_text())["rows"]
+    names = {row["method"] for row in rows if not row.get("paper")}
+    assert names == {"ts-dfm [tsdfm-small/student]", "ts-dfm [mine/student]"}
+    for member in about["members"].values():
+        member.get("model", member.get("compass"))["tokenizer"] = "other"
+    (tmp_path / "mine" / "manifest.json").write_text(json.dumps(about))
+    capsys.readouterr()
+    assert main(asked) == 2
+    assert "have different tokenizers" in capsys.readouterr().err
+
+
+def test_names_of_tokenizers(models: Path, tmp_path: Path, capsys: Capture) -> None:
+    """What is wrong leaves nothing behind, and the mended command goes through."""
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("Ann has a red ball. " * 40)
+    (tmp_path / "empty").mkdir()
+    assert main(["corpus", "--path", str(tmp_path / "texts"), "--out", str(tmp_path / "corpus")]) == 0
+    made = ["tokens", "--corpus", str(tmp_path / "corpus"), "--length", "20", "--out", str(tmp_path / "tokens")]
+    capsys.readouterr()
+    for name, said in (
+        ("tsdfm-smal", "nor a shipped model of that name (shipped: tsdfm-small)"),
+        ("tsdfm-small/nope", "has no 'nope'"),
+        (str(tmp_path / "empty"), "no tokenizer.json"),
+    ):
+        assert main([*made, "--tokenizer-files", name]) == 2
+        assert said in capsys.readouterr().err.replace("\n", " ")
+        assert not (tmp_path / "tokens").exists()
+    assert main([*made, "--tokenizer-files", "tsdfm-small"]) == 0
+    assert "no held-out rows" in capsys.readouterr().err

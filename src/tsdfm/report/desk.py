@@ -77,6 +77,11 @@ class Desk:
         if not self.measure.world and not self.measure.judges:
             raise UserError("no judge for these texts: give --judges (see docs/judges.md), or --world for stories")
 
+    def need_model(self) -> None:
+        """Refuse to begin where there is no model to sample."""
+        if not self.found.models:
+            raise UserError(f"no model in {self.found.home}: name a teacher or a student")
+
     def model(self, run: Run) -> TextModel:
         """The run's model; the last one is kept, as tables go run by run."""
         if self._model is None or self._model[0] != run.path:

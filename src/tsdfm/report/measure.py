@@ -55,7 +55,8 @@ def run(settings: MeasureSettings, models: Sequence[Path], tokens: Path, out: Pa
     rows.append(real_row(settings, tokens, bench=bench))
     mark_collapsed(rows)
     write_metrics(out, rows)
-    inputs = {"tokens": tokens, **{model.name: on_disk(model) for model in models}}
+    inputs = {"tokens": tokens}
+    inputs |= {str(model) if twice(model, models) else model.name: on_disk(model) for model in models}
     write_manifest(out, stage="report", settings=settings, inputs=inputs)
     for row in rows[:-1]:
         title = f"{row['method']}, {row['source']} source, {row['steps']} steps"
@@ -65,6 +66,11 @@ def run(settings: MeasureSettings, models: Sequence[Path], tokens: Path, out: Pa
     if settings.frontier:
         sweep(settings, models, tokens, out)
     return out
+
+
+def twice(model: Path, models: Sequence[Path]) -> bool:
+    """Has another of the models the same name?"""
+    return sum(other.name == model.name for other in models) > 1
 
 
 def on_disk(model: Path) -> Path:
@@ -143,6 +149,12 @@ def sampled(
     if bias is not None:
         key["bias"] = bias_key(bias)
     return cells.get(key, lambda: sample(made, key, guide, bias))
+
+
+def run_name(checkpoint: Path) -> str:
+    """The name of the run a checkpoint is of; BUNDLE/student for a bundle's file."""
+    shipped = checkpoint.suffix == ".safetensors"
+    return f"{checkpoint.parent.name}/{checkpoint.stem}" if shipped else run_folder(checkpoint).name
 
 
 def bias_key(bias: Tensor) -> str:
@@ -241,7 +253,7 @@ def row_of(
         "draw": DRAW,
         "precision": cell.key["precision"],
         "seed": cell.key["seed"],
-        "run": run_folder(checkpoint).name if checkpoint else None,
+        "run": run_name(checkpoint) if checkpoint else None,
         "checkpoint": cell.key["checkpoint"],
         "hardware": cell.hardware,
         "tokens_per_s": len(cell.texts) * cell.length / cell.seconds,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tsdfm.engine.bundle import Bundle, find_shipped
+from tsdfm.engine.bundle import Bundle, find_shipped, read_bundle, unshipped
 from tsdfm.engine.checkpoint import has_checkpoint
 from tsdfm.engine.manifest import NAME as MANIFEST
 from tsdfm.engine.manifest import read_json, read_manifest
@@ -26,10 +26,12 @@ class Run:
 
     path: Path
     manifest: dict[str, Any]
+    shipped: bool = False
 
     @property
     def name(self) -> str:
-        return self.path.name
+        """The folder's name; with the bundle's before it for a bundle's model."""
+        return f"{self.path.parent.name}/{self.path.name}" if self.shipped else self.path.name
 
     @property
     def method(self) -> str:
@@ -96,14 +98,15 @@ class Found:
     tokens: Path | None
 
     def compass_for(self, run: Run) -> Path | None:
-        """The compass of the run's source: among those found (its own bundle's first), beside it, or its own once."""
-        for compass in sorted(self.compasses, key=lambda compass: compass.path.parent != run.path.parent):
-            if compass.source == run.source:
-                return compass.path
-        for place in (run.path.parent / f"compass-{run.source}", run.input("compass")):
-            if place is not None and (place / MANIFEST).is_file():
-                return place
-        return None
+        """The compass of the run's source: one found in its folder, its bundle's, one beside it, its own, any found."""
+        fitting = [compass.path for compass in self.compasses if compass.source == run.source]
+        near = [path for path in fitting if path.parent == run.path.parent]
+        if run.shipped:
+            bundle = read_bundle(run.path.parent)
+            near += [bundle.folder / "compass"] if "compass" in bundle.roles else []
+        beside = (run.path.parent / f"compass-{run.source}", run.input("compass"))
+        near += [place for place in beside if place is not None and (place / MANIFEST).is_file()]
+        return next(iter([*near, *fitting]), None)
 
     def tokens_or_refuse(self) -> Path:
         """The tokens folder."""
@@ -112,15 +115,16 @@ class Found:
         return self.tokens
 
     def pick(self, methods: Sequence[str], what: str) -> list[Run]:
-        """The runs of the first of these methods that any run has, one for each source."""
-        for method in methods:
-            found = [run for run in self.models if run.method == method]
-            if found:
-                return first_of_each_source(found)
-        students = [run for run in self.models if run.is_student]
-        if not (students or self.models):
+        """Of every folder, the runs of the first of these methods that any there has, one for each source."""
+        if not self.models:
             raise UserError(f"no model in {self.home}: {what}")
-        return first_of_each_source(students or list(self.models))
+        out = []
+        for folder in dict.fromkeys(run.path.parent for run in self.models):
+            here = [run for run in self.models if run.path.parent == folder]
+            named = [[run for run in here if run.method == method] for method in methods]
+            students = [run for run in here if run.is_student]
+            out += first_of_each_source(next(filter(None, [*named, students]), here))
+        return out
 
 
 def first_of_each_source(runs: Iterable[Run]) -> list[Run]:
@@ -136,6 +140,7 @@ def find_runs(paths: Sequence[Path], tokens: Path | None = None) -> Found:
     if not paths:
         raise UserError("give a pipeline's folder, run folders, or the name of a model that came along")
     runs: list[Run] = []
+    paths = list(dict.fromkeys(paths))
     paths = [path if find_shipped(path) else made_by(path) for path in paths]
     for path in paths:
         shipped = find_shipped(path)
@@ -148,26 +153,40 @@ def find_runs(paths: Sequence[Path], tokens: Path | None = None) -> Found:
     models = sorted((r for r in runs if r.kind == "model"), key=place_of)
     compasses = sorted((r for r in runs if r.kind == "compass"), key=place_of)
     tokens = tokens or tokens_of(home, runs)
+    same_tokenizer(models)
     if tokens is not None:
-        same_tokens([run for path in paths if (shipped := find_shipped(path)) for run in members(*shipped)], tokens)
+        same_tokens([run for run in models if run.shipped], tokens)
     return Found(home, tuple(models), tuple(compasses), tokens)
 
 
 def members(bundle: Bundle, role: str | None) -> list[Run]:
     """The models of a bundle, or the one that is named."""
     roles = bundle.roles if role is None else [role]
-    return [Run(bundle.folder / each, bundle.member(each).about) for each in roles]
+    return [Run(bundle.folder / each, bundle.member(each).about, shipped=True) for each in roles]
+
+
+def same_tokenizer(models: Sequence[Run]) -> None:
+    """Refuse models whose texts are cut into other tokens than each other's: their entropies could not be compared."""
+    kinds = {str(run.manifest["model"].get("tokenizer")): run for run in models}
+    if len(kinds) > 1:
+        one, other, *_ = (run.name for run in kinds.values())
+        raise UserError(f"{one} and {other} have different tokenizers, so no table can compare them: report on each")
 
 
 def same_tokens(runs: Sequence[Run], tokens: Path) -> None:
-    """Refuse tokens of another kind than the models': entropies, in bits a token, could not be compared."""
+    """Refuse rows of another kind than those a bundle's models were trained on."""
     from tsdfm.nn.velocity import check_rows, spec_in
     from tsdfm.tokens.rows import TokenRows
 
     rows = TokenRows(tokens, "valid")
     for run in runs:
-        if run.kind == "model":
-            check_rows(spec_in(run.manifest, run.path), rows, run.path.parent.name)
+        spec, bundle = spec_in(run.manifest, run.path), run.path.parent.name
+        layout = "document" if spec.anchor else "packed"
+        made = f"tsdfm tokens --tokenizer-files {bundle} --length {spec.length} --layout {layout}"
+        try:
+            check_rows(spec, rows, bundle)
+        except UserError as problem:
+            raise UserError(f"{str(problem).rpartition(':')[0]}: make rows of your text with `{made} …`") from None
 
 
 def made_by(path: Path) -> Path:
@@ -177,7 +196,7 @@ def made_by(path: Path) -> Path:
     from tsdfm.recipes import shipped
 
     if path.suffix != ".toml" and str(path) not in shipped():
-        raise UserError(f"no folder at {path}: give a pipeline's folder, run folders, a recipe or a model's name")
+        raise UserError(f"no folder at {path}{unshipped(path)}: give a pipeline's folder, run folders or a recipe")
     from tsdfm.pipeline import PipelineSettings
     from tsdfm.pipeline import run as run_pipeline
 

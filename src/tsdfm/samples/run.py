@@ -31,7 +31,8 @@ def run(settings: SampleSettings) -> Samples:
     place = settings.model or default_model()
     model = load(place, settings.device, which=settings.weights, choose=settings.checkpoint)
     model = replace(model, quick=settings.quick)
-    samples = generate(model, settings, manner_of(settings, place), place)
+    manner = manner_of(settings, place)
+    samples = generate(model, settings, manner, place)
     if settings.out is not None:
         write_texts(settings.out, samples, settings)
     if settings.save_trajectory is not None and samples.trajectory is not None:
@@ -46,7 +47,9 @@ def run(settings: SampleSettings) -> Samples:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     guided = f"{samples.compass_calls:.0f} compass calls each, " if samples.navigation else ""
     speed = samples.tokens.numel() / samples.seconds
-    work = f"{len(samples.texts)} texts, {samples.nfe} network passes each, {guided}"
+    work = (
+        f"{len(samples.texts)} texts, {samples.nfe} network passes each, temperature {manner.temperature:g}, {guided}"
+    )
     Console(stderr=True).print(f"{work}{samples.seconds:.2f} s, {speed:,.0f} tokens/s")
     return samples
 

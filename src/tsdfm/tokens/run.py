@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 
 from tsdfm.corpus.progress import TextProgress
 from tsdfm.corpus.split import SPLITS
@@ -52,8 +53,14 @@ def run(settings: TokensSettings) -> Path:
     key = _key(settings)
     if _finished(settings.out, key):
         return settings.out
+    before = settings.out.exists()
     progress = _open_progress(settings.out, key)
-    tokenizer = _tokenizer(settings)
+    try:
+        tokenizer = _tokenizer(settings)
+    except UserError:
+        if not before:  # nothing was begun: the mended command shall find the way clear
+            shutil.rmtree(settings.out)
+        raise
     dtype = np.dtype("<u2") if tokenizer.vocab_size < 2**16 else np.dtype("<u4")
     for split in SPLITS:
         _pack(settings, split, tokenizer, dtype, progress)
@@ -78,10 +85,15 @@ def _key(settings: TokensSettings) -> str:
 
 def _files(settings: TokensSettings) -> Path | None:
     """Where the tokenizer's files are; `tsdfm-small` means the tokenizer of the models of that name."""
-    from tsdfm.engine.bundle import find_shipped  # loads torch
+    from tsdfm.engine.bundle import find_shipped, unshipped  # loads torch
 
-    shipped = None if settings.tokenizer_files is None else find_shipped(settings.tokenizer_files)
-    return shipped[0].folder / "tokenizer" if shipped else settings.tokenizer_files
+    place = settings.tokenizer_files
+    shipped = None if place is None else find_shipped(place)
+    if shipped and shipped[1]:
+        shipped[0].member(shipped[1])  # says so if there is none of that name
+    if place is not None and not shipped and not place.exists():
+        raise UserError(f"no tokenizer at {place}{unshipped(place)}: give a folder that the tokens stage made")
+    return shipped[0].folder / "tokenizer" if shipped else place
 
 
 def _finished(out: Path, key: str) -> bool:
@@ -238,5 +250,11 @@ def _finish(
         "splits": splits,
     }
     write_manifest(settings.out, stage="tokens", settings=settings, inputs={"corpus": settings.corpus}, extra=extra)
+    if not splits["valid"]["rows"]:
+        Console(stderr=True).print(
+            "note: no held-out rows, so nothing can be evaluated on them: hold out more text (tsdfm corpus --valid)",
+            highlight=False,
+            soft_wrap=True,
+        )
     for left in (settings.out / PROGRESS, *settings.out.glob(".*.tmp-*")):  # the latter from a kill while saving
         left.unlink(missing_ok=True)

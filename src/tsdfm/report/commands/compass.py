@@ -53,6 +53,8 @@ def validations(desk: Desk) -> dict[str, dict[str, Any]]:
     if not out and collected.is_file():
         out = read_json(collected)
     if not out:
+        if any(compass.shipped for compass in desk.found.compasses):
+            raise UserError("a shipped compass has no validation with it (see its card): give the folder of its run")
         raise UserError(f"no validated compass in {desk.found.home}: run `tsdfm compass validate` on it first")
     return out
 

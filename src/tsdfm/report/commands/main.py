@@ -20,6 +20,7 @@ def run(settings: MainSettings) -> Path:
     """Make the table; returns the path of its JSON."""
     desk = Desk("main", settings)
     desk.need_judge()
+    desk.need_model()
     table = Table("main", "Perplexity (entropy in bits) by method and steps", [])
     counts = {1024} if any(model.source in MAIN for model in desk.found.models) else set()
     found: list[tuple[Run, list[dict[str, Any]]]] = []

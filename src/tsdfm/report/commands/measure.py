@@ -13,6 +13,7 @@ from tsdfm.report.settings import MeasureRunsSettings
 def run(settings: MeasureRunsSettings) -> Path:
     """Measure every model that is found; returns the report's folder."""
     desk = Desk("measure", settings)
+    desk.need_model()
     measured = replace(
         desk.measure,
         steps=settings.steps,

@@ -23,10 +23,12 @@ def run(settings: PolicySettings) -> Path:
     columns = [*first, Column("policy", "policy", "left"), *guided_columns(desk, settings.temperatures)]
     table = Table("policy", "Navigation policies at generation, on the same student", columns)
     for model in desk.found.pick([settings.method], "train a student first"):
+        guides = {
+            name: desk.guide(model, policy, settings.navigate, settings.compass) for name, policy in POLICIES.items()
+        }
         for steps in settings.steps:
             blind = blind_line(desk, model, steps, settings.temperatures)
-            for name, policy in POLICIES.items():
-                guide = desk.guide(model, policy, settings.navigate, settings.compass)
+            for name, guide in guides.items():
                 table.add(**guided_row(desk, model, steps, guide, blind), method=desk.label(model), policy=name)
     table.rows += paper_rows(settings.steps)
     note_blind(table, settings.temperatures)
