@@ -2,7 +2,7 @@
 
 import sys
 
-from tsdfm.cli import Verb, load, read
+from tsdfm.cli import Verb, load, read, share_cores
 from tsdfm.errors import UserError
 from tsdfm.settings import nearest
 
@@ -19,6 +19,7 @@ VERBS = {
 
 def main(words: list[str]) -> int:
     """Run one benchmark."""
+    share_cores()
     try:
         if not words or words[0] not in VERBS:
             raise UserError(f"name a benchmark{nearest(words[0] if words else '', VERBS)}")

@@ -240,6 +240,7 @@ VERBS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; a user's error ends in one line and exit code 2."""
     words = list(sys.argv[1:] if argv is None else argv)
+    share_cores()
     try:
         return _main(words)
     except UserError as problem:
@@ -252,6 +253,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def share_cores() -> None:
+    """Let threads that wait for each other sleep soon, before torch is loaded; what the user has set stays.
+
+    By default they spin for milliseconds at the end of every parallel loop. Where another program has one of the cores,
+    the one that is waited for may not even be running: a step then takes ten times as long as with one thread.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 def _main(words: list[str]) -> int:

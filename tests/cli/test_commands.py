@@ -250,3 +250,13 @@ def test_torchrun_trains_the_same_teacher(demo: Path, tmp_path: Path, parallel: 
 
 def metrics(run: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_threads_share_cores_unless_told_otherwise() -> None:
+    """It must be said before torch is there, which the command line loads late."""
+    code = "import sys, tsdfm.cli as cli; assert 'torch' not in sys.modules; cli.share_cores(); import os; "
+    code += "print(os.environ.get('GOMP_SPINCOUNT'))"
+    for given, wanted in (({}, "10000"), ({"GOMP_SPINCOUNT": "5"}, "5"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None")):
+        kept = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+        done = subprocess.run([sys.executable, "-c", code], env={**kept, **given}, capture_output=True, text=True)
+        assert done.stdout.strip() == wanted, done.stderr
