@@ -70,6 +70,8 @@ class Run:
     def started_from(self) -> str | None:
         """`DFM` for a student that started from a teacher, `FS-DFM` for one that started from a student."""
         origin = self.input("init_from")
+        if origin is None and self.shipped and self.is_student and self.manifest.get("parent"):
+            return "DFM" if str(self.manifest["parent"]).startswith("teacher") else "FS-DFM"  # a name is all it has
         if origin is None:
             return None
         for place in (origin, self.path.parent / origin.name):
