@@ -6,7 +6,9 @@ Triton reads its switch when it is first imported, and half the libraries here i
 import os
 from pathlib import Path
 
+from tsdfm.cli import share_cores
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # see cli.share_cores
+share_cores()
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")

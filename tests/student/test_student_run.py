@@ -17,6 +17,7 @@ from tsdfm.engine.manifest import file_sha256, read_manifest, write_json
 from tsdfm.errors import UserError
 from tsdfm.flow import RowNoise, elbo
 from tsdfm.nn.velocity import load_velocity, read_spec
+from tsdfm.pipeline.done import is_finished
 from tsdfm.samples.guide import Guide
 from tsdfm.samples.run import run as write_samples
 from tsdfm.samples.settings import SampleSettings
@@ -144,6 +145,7 @@ def test_a_bundle_can_be_trained_on(home: Path, made: Made, tmp_path: Path) -> N
         parent = read_manifest(given.out)["parent"]
         assert parent == {"path": str(file), "sha256": file_sha256(file)}
         assert run(dataclasses.replace(given, resume=True)) == given.out
+        assert is_finished(given)  # a pipeline would leave it as it is
     with pytest.raises(UserError, match="needs --teacher"):
         run(settings_for(home, source, tmp_path / "no", init_from=tmp_path / "mine", loop=loop, target="teacher"))
     own = settings_for(home, source, tmp_path / "own", init_from=tmp_path / "mine/teacher", loop=loop, target="teacher")

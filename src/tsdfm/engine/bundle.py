@@ -119,9 +119,13 @@ def find_member(path: Path, role: str) -> Member | None:
     return None if found is None else found[0].member(found[1] or role)
 
 
-def on_disk(path: Path, name: str) -> Path:
-    """What input `name` of a training means on the disk, for its hash: a bundle's packed file, another path itself."""
-    member = find_member(path, INPUTS[name]) if name in INPUTS else None
+def on_disk(path: Path, name: str, role: str | None = None) -> Path:
+    """What input `name` of a training means on the disk, for its hash: a bundle's packed file, another path itself.
+
+    `role` is the model that is meant where that is not what `INPUTS` has for the name.
+    """
+    role = role or INPUTS.get(name)
+    member = find_member(path, role) if role else None
     return path if member is None else member.file
 
 

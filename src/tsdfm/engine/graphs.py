@@ -53,17 +53,6 @@ def undisturbed() -> Iterator[None]:
             gc.enable()
 
 
-@contextlib.contextmanager
-def same_numbers() -> Iterator[None]:
-    """Give the device's random numbers back that are drawn inside the block."""
-    own = torch.cuda.default_generators[torch.cuda.current_device()]
-    before = own.get_state()
-    try:
-        yield
-    finally:
-        own.set_state(before)
-
-
 def renew_generator() -> None:
     """Let the device's random numbers be drawn again after a recording broke off: its generator still waits for it.
 
@@ -212,7 +201,7 @@ class Replayed(_Base):
 
     def record(self, inputs: Sequence[Tensor | None]) -> Recording:
         static, graph = self.copies(inputs), torch.cuda.CUDAGraph()
-        with same_numbers():
+        with torch.random.fork_rng([torch.cuda.current_device()]):
             self.fn(*static)  # what the compiler makes of copies, it makes now: while recording it could not
         with self.capture(graph):
             output = self.fn(*static)

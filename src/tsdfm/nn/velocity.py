@@ -89,13 +89,13 @@ class Velocity:
         return next(self.net.parameters()).device
 
 
-def check_rows(spec: Any, rows: Any, owner: str) -> None:
+def check_rows(spec: Any, rows: Any, owner: str, remedy: str = "use the tokens it was trained on") -> None:
     """Refuse rows of another kind (`TokenRows`) than the model of `spec`, which `owner` names, was trained on."""
     found = {"vocab": rows.vocab_size, "tokenizer": rows.fingerprint, "length": rows.length, "anchor": rows.anchor}
     for name, theirs in found.items():
         mine = getattr(spec, name)
         if mine != theirs:
-            raise UserError(f"{rows.folder} has {name} {theirs}, {owner} has {mine}: use the tokens it was trained on")
+            raise UserError(f"{rows.folder} has {name} {theirs}, {owner} has {mine}: {remedy}")
 
 
 def as_model(net: nn.Module, spec: VelocitySpec) -> Any:

@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.progress import Progress
 from torch import Tensor
 
-from tsdfm.engine.bundle import find_member
+from tsdfm.engine.bundle import on_disk
 from tsdfm.engine.distributed import pick_device
 from tsdfm.engine.manifest import NAME as MANIFEST
 from tsdfm.engine.manifest import file_sha256, write_json, write_manifest
@@ -56,7 +56,8 @@ def run(settings: MeasureSettings, models: Sequence[Path], tokens: Path, out: Pa
     mark_collapsed(rows)
     write_metrics(out, rows)
     inputs = {"tokens": tokens}
-    inputs |= {str(model) if twice(model, models) else model.name: on_disk(model) for model in models}
+    names = [str(model) if twice(model, models) else model.name for model in models]
+    inputs |= {name: on_disk(model, name, "student") for name, model in zip(names, models, strict=True)}
     write_manifest(out, stage="report", settings=settings, inputs=inputs)
     for row in rows[:-1]:
         title = f"{row['method']}, {row['source']} source, {row['steps']} steps"
@@ -71,12 +72,6 @@ def run(settings: MeasureSettings, models: Sequence[Path], tokens: Path, out: Pa
 def twice(model: Path, models: Sequence[Path]) -> bool:
     """Has another of the models the same name?"""
     return sum(other.name == model.name for other in models) > 1
-
-
-def on_disk(model: Path) -> Path:
-    """Where a model lies: its folder, or a bundle's file."""
-    member = find_member(model, "student")
-    return model if member is None else member.file
 
 
 def sweep(settings: MeasureSettings, models: Sequence[Path], tokens: Path, out: Path) -> None:

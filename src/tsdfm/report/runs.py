@@ -142,16 +142,12 @@ def find_runs(paths: Sequence[Path], tokens: Path | None = None) -> Found:
     if not paths:
         raise UserError("give a pipeline's folder, run folders, or the name of a model that came along")
     runs: list[Run] = []
-    paths = list(dict.fromkeys(paths))
-    paths = [path if find_shipped(path) else made_by(path) for path in paths]
-    for path in paths:
+    for path in dict.fromkeys(paths):
         shipped = find_shipped(path)
-        own = Run(path, read_manifest(path)) if not shipped and (path / MANIFEST).is_file() else None
-        runs += members(*shipped) if shipped else [own] if own is not None and own.kind else in_folder(path)
+        runs += members(*shipped) if shipped else runs_at(made_by(path))
     if not any(run.kind in ("model", "compass") for run in runs):
         raise UserError(f"{paths[0]} holds no finished teacher, student or compass: give a pipeline's folder or runs")
-    whole = len(paths) == 1 and paths[0] != runs[0].path and not find_shipped(paths[0])
-    home = paths[0] if whole else runs[0].path.parent
+    home = runs[0].path.parent
     models = sorted((r for r in runs if r.kind == "model"), key=place_of)
     compasses = sorted((r for r in runs if r.kind == "compass"), key=place_of)
     tokens = tokens or tokens_of(home, runs)
@@ -185,10 +181,7 @@ def same_tokens(runs: Sequence[Run], tokens: Path) -> None:
         spec, bundle = spec_in(run.manifest, run.path), run.path.parent.name
         layout = "document" if spec.anchor else "packed"
         made = f"tsdfm tokens --tokenizer-files {bundle} --length {spec.length} --layout {layout}"
-        try:
-            check_rows(spec, rows, bundle)
-        except UserError as problem:
-            raise UserError(f"{str(problem).rpartition(':')[0]}: make rows of your text with `{made} …`") from None
+        check_rows(spec, rows, bundle, f"make rows of your text with `{made} …`")
 
 
 def made_by(path: Path) -> Path:
@@ -204,6 +197,12 @@ def made_by(path: Path) -> Path:
 
     out = PipelineSettings(recipe="").out if path.stem == "tiny_cpu" else Path("runs") / path.stem
     return run_pipeline(PipelineSettings(recipe=str(path), out=out))
+
+
+def runs_at(path: Path) -> list[Run]:
+    """The run a folder is, or the finished ones directly inside it."""
+    own = Run(path, read_manifest(path)) if (path / MANIFEST).is_file() else None
+    return [own] if own is not None and own.kind else in_folder(path)
 
 
 def in_folder(folder: Path) -> list[Run]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tsdfm.compass.model import Compass, load_compass
-from tsdfm.engine.bundle import Found, find_member, find_weights, on_disk
+from tsdfm.engine.bundle import Found, find_weights, on_disk
 from tsdfm.engine.checkpoint import Store, read_state
 from tsdfm.engine.distributed import World, join
 from tsdfm.engine.manifest import input_sha256
@@ -49,7 +49,7 @@ def run(settings: StudentSettings) -> Path:
 
 def start_of(settings: StudentSettings) -> Found:
     """What the student starts from: the averaged weights of a run, or a bundle's (its student's, or FOLDER/teacher)."""
-    return find_weights(settings.init_from, "student", which="ema", choose="newest")
+    return find_weights(settings.init_from, settings.START, which="ema", choose="newest")
 
 
 def spec_for(settings: StudentSettings, origin: VelocitySpec) -> VelocitySpec:
@@ -117,13 +117,13 @@ def record_for(settings: StudentSettings, spec: VelocitySpec) -> Record:
 
 def inputs_of(settings: StudentSettings) -> dict[str, Path]:
     """Everything the training reads."""
-    member = find_member(settings.init_from, "student")
-    inputs = {"tokens": settings.tokens, "init_from": settings.init_from if member is None else member.file}
+    inputs = {"tokens": settings.tokens}
     if settings.target == "teacher":
         inputs["teacher"] = teacher_path(settings)
     if settings.compass is not None and settings.policy != "blind":
         inputs["compass"] = settings.compass
-    return {name: on_disk(path, name) for name, path in inputs.items()}
+    start = {"init_from": on_disk(settings.init_from, "init_from", settings.START)}
+    return start | {name: on_disk(path, name) for name, path in inputs.items()}
 
 
 def known_inputs(settings: StudentSettings, inputs: dict[str, Path]) -> dict[str, str]:

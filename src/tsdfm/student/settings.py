@@ -102,6 +102,8 @@ class RefreshSettings:
 class StudentSettings:
     """The student stage: a few-step model distilled from itself, by blind (FS-DFM) or navigated midpoints (TS-DFM)."""
 
+    START = "student"  # which of a bundle's models its folder means in init_from
+
     tokens: Path = required("the tokens folder to train on")
     init_from: Path = required("run, checkpoint or bundle to start from: a teacher (DFM init) or a student (FS-DFM)")
     out: Path = required("folder for the run")

@@ -53,8 +53,7 @@ def run(settings: FrontierSettings) -> Path:
     """Make the frontier; returns the path of its JSON."""
     desk = Desk("frontier", settings)
     desk.need_judge()
-    if not desk.found.models:
-        raise UserError(f"no model in {desk.found.home}: train one first")
+    desk.need_model()
     lines = all_lines(desk, settings)
     rows = [row_for(desk, line, lines, settings) for line in lines]
     for number in range(2, len(desk.judge_names()) + 1):
