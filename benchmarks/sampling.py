@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import Clock, Ledger, guarded, milliseconds, random_spec, say, world
+from benchmarks.harness import Clock, Ledger, guarded, milliseconds, random_spec, reserved, say, world
 from tsdfm.engine.graphs import captured
 from tsdfm.engine.precision import autocast, use_bf16
 from tsdfm.errors import UserError
@@ -139,7 +139,7 @@ def run(settings: SamplingBenchmark) -> None:
 def one(name: str, settings: SamplingBenchmark, clock: Clock, costs: Costs, table: Ledger) -> None:
     """The rows of one model, each kept at once."""
     device, start = table.device, time.perf_counter()
-    before = torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
+    before = reserved(device)
     for case in cases(name, settings, device):
         if not clock.allows(costs.of(case, settings.repeats), case.what):
             table.leave(case.what)
