@@ -11,7 +11,6 @@ from benchmarks.harness import say
 from tsdfm.engine import graphs
 from tsdfm.engine.learner import Learner
 from tsdfm.engine.precision import autocast
-from tsdfm.student import recorded
 from tsdfm.student.stats import Stats
 from tsdfm.student.steps import is_large
 from tsdfm.student.targets import steady
@@ -22,23 +21,24 @@ from tsdfm.tokens.loader import HostBatch
 def same_targets(name: str, learner: Learner, rows: list[HostBatch]) -> None:
     """Recorded targets against plain ones, of every batch: hidden states and what was counted."""
     task: Any = learner.task
-    if task.recorded is None:
+    recorded, same, far = task.recorded, 0, 0.0
+    if recorded is None:
         return
-    before, same, far = recorded.RECORD, 0, 0.0
     for batch in rows:
         found: list[list[Tensor]] = []
         with torch.no_grad(), autocast(learner.bf16, task.world.device):
             states = task.states(batch.tokens, batch.rows, batch.numbers, is_large(batch.numbers, task.share))
-            for on in (True, False):
-                recorded.RECORD = on
-                stats = Stats(task.settings.navigate.k)
-                target = task.large_target(task.semi, states, task.policy(0, stats))
-                found.append([*target.hidden, stats.packed(task.world.device)] if target else [])
-        recorded.RECORD = before
+            try:
+                for task.recorded in (recorded, None):
+                    stats = Stats(task.settings.navigate.k)
+                    target = task.large_target(task.semi, states, task.policy(0, stats))
+                    found.append([*target.hidden, stats.packed(task.world.device)] if target else [])
+            finally:
+                task.recorded = recorded
         same += all(torch.equal(a, b) for a, b in zip(*found, strict=True))
         gaps = (float((a - b).norm() / b.norm().clamp(min=1e-30)) for a, b in zip(*found, strict=True))
         far = max(far, *gaps, 0.0)
-    made = task.recorded.routines
+    made = recorded.routines
     say(
         f"  {name}: targets of {len(rows)} batches, {same} the same bits, all to {far:.1e}; {len(made.made)} recordings"
         + ("  !!! recording FAILED" if made.off else "")

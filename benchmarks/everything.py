@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
 from benchmarks import compass, growth, kernels, sampling, student, teacher
 from benchmarks.harness import Clock, guarded, hardware, say, world
-from tsdfm.errors import UserError
-from tsdfm.settings import nearest, option
+from tsdfm.settings import option
 
-PARTS = ("check", "student", "kernels", "sampling", "compass", "teacher", "growth")
+Part = Literal["check", "student", "kernels", "sampling", "compass", "teacher", "growth"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +23,7 @@ class AllBenchmarks:
     out: Path | None = option(None, "folder for the tables as JSON")
     limit: float = option(300.0, "seconds for all of it: what does not fit is left out, and named")
     quickly: bool = option(False, "fewer points of the grids and fewer repeats: batch 8 and 32, K and length to grow")
-    parts: tuple[str, ...] = option(PARTS, "which, in this order")
+    parts: tuple[Part, ...] = option(get_args(Part), "which, in this order")
     preset: str = option("170m", "size of the networks")
     vocab: int = option(50257, "|V|")
     length: int = option(1024, "tokens in a row")
@@ -39,19 +38,16 @@ class AllBenchmarks:
     warm: int | None = option(None, "steps before timing; none is what each benchmark has")
     texts: tuple[int, ...] = option((1, 32), "texts written at a time")
     passes: tuple[int, ...] = option((8, 16, 32), "network passes of the few-step model")
-    tables: tuple[str, ...] = option(("draw", "losses", "head", "attention"), "which tables of kernels")
+    tables: tuple[kernels.Table, ...] = option(get_args(kernels.Table), "which tables of kernels")
     reference: bool = option(False, "also time steps without kernels")
     profile: bool = option(False, "show where the time of a step goes")
-    switch: tuple[str, ...] = option((), "student steps also with these switched on, as in `benchmarks student`")
+    switch: tuple[student.Switch, ...] = option((), "settings that student steps are also timed with, switched on")
     compile: bool = option(True, "torch.compile the networks")
     device: str = option("auto", "auto, cpu or cuda")
 
 
 def run(settings: AllBenchmarks) -> None:
     """One part after another; one that fails does not take the others along."""
-    for part in settings.parts:
-        if part not in PARTS:
-            raise UserError(f"no benchmark is called {part!r}{nearest(part, PARTS)}")
     device, clock = world(settings.device).device, Clock(settings.limit)
     torch._dynamo.config.cache_size_limit = 64  # one process compiles one network for many shapes here
     say(hardware(device))
@@ -66,7 +62,7 @@ def run(settings: AllBenchmarks) -> None:
     say(f"done with {clock.left:.0f} s to spare")
 
 
-def one(part: str, settings: AllBenchmarks, device: torch.device, clock: Clock) -> None:
+def one(part: Part, settings: AllBenchmarks, device: torch.device, clock: Clock) -> None:
     """Run a part within what is left of the time."""
     quick = settings.quickly
     left: dict[str, Any] = {"device": settings.device, "out": settings.out, "limit": max(0.0, clock.left - 5)}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,8 @@ from tsdfm.settings import option
 
 BANDWIDTH = 4.8e12  # bytes a second, an H200's
 
+Table = Literal["draw", "losses", "head", "attention"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class KernelBenchmark:
@@ -30,7 +32,7 @@ class KernelBenchmark:
     positions: int = option(8192, "positions of a loss")
     limit: float = option(120.0, "seconds at most: what does not fit is left out")
     device: str = option("auto", "auto, cpu or cuda")
-    tables: tuple[str, ...] = option(("draw", "losses", "head", "attention"), "which tables")
+    tables: tuple[Table, ...] = option(get_args(Table), "which tables")
     checked: bool = option(False, "the kernels have been checked already")
     out: Path | None = option(None, "folder for the tables as JSON")
 

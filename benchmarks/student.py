@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -27,7 +26,6 @@ from benchmarks.harness import (
     world,
 )
 from benchmarks.profile import summarise
-from benchmarks.switches import check_switches, switched
 from benchmarks.variants import Variants
 from tsdfm import kernels
 from tsdfm.compass.model import Compass
@@ -40,6 +38,9 @@ from tsdfm.settings import option
 from tsdfm.student.settings import NavigateSettings, StudentLoop, StudentOptim, StudentSettings
 from tsdfm.student.task import StudentTask
 from tsdfm.tokens.loader import HostBatch
+
+Switch = Literal["record"]
+"""Settings of a student that are off by default and change no result: the step may be timed with them on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +57,7 @@ class StudentBenchmark:
     share: float | None = option(None, "share of rows with RK-4; none is what the weights of h say, a half")
     reference: bool = option(False, "also time the same steps with torch's own operations instead of kernels")
     profile: bool = option(False, "show where the time goes")
-    switch: tuple[str, ...] = option((), "also time with these switched on (joined by +): record")
+    switch: tuple[Switch, ...] = option((), "settings of the student that it is also timed with, switched on")
     compile: bool = option(True, "torch.compile the networks")
     graphs: bool = option(True, "replay recorded passes")
     warm: int = option(18, "steps before timing: every shape is met twice, and recorded")
@@ -90,13 +91,12 @@ def label(navigate: NavigateSettings | None) -> str:
 
 def run(settings: StudentBenchmark) -> None:
     """Time every group; one that was measured before (in `out`) is not measured again."""
-    check_switches(settings.switch)
     torch._dynamo.config.cache_size_limit = 64  # several learners in one process: past 8 it would run uncompiled
     device, clock, cost = world(settings.device).device, Clock(settings.limit), 20.0
     title = f"student step: {settings.preset}, |V| = {settings.vocab}, length {settings.length}"
     table = Ledger(title, ("batch", "step"), device, settings.out and settings.out / "student.json")
     for batch, plans in groups(settings).items():
-        more = [f"{label(plan)}, {words}" for words in settings.switch for plan in plans[:2]]
+        more = [f"{label(plan)}, {switch}" for switch in settings.switch for plan in plans[:2]]
         if table.has(*((batch, name) for name in [*map(label, plans), *more])):
             continue
         if not clock.allows(cost, f"student, batch {batch}"):
@@ -126,7 +126,7 @@ def compare(settings: StudentBenchmark, batch: int, plans: Plans, clock: Clock, 
                 table.leave(f"batch {batch}: {name}")
         if settings.profile and device.type == "cuda":
             cost = Estimate(15.0)
-            for name in [*plain, *(f"{one}, {words}" for words in settings.switch for one in plain)]:
+            for name in [*plain, *(f"{one}, {switch}" for switch in settings.switch for one in plain)]:
                 if name in made.steps and clock.allows(cost.seconds, f"profile of {name}"):
                     with cost.taking():
                         summarise(f"{name} batch {batch}", made.steps[name], 100, device, settings.out)
@@ -173,13 +173,13 @@ def build_plans(made: Variants, settings: StudentBenchmark, batch: int, plans: P
 
 def build_switched(made: Variants, settings: StudentBenchmark, batch: int, plans: Plans) -> None:
     """The same steps with something switched on, each by a learner of its own."""
-    for words in settings.switch:
+    for switch in settings.switch:
         for plan in plans:
-            name = f"{label(plan)}, {words}"
+            name = f"{label(plan)}, {switch}"
             if not made.fits(name):
                 continue
-            build = partial(switched_step, partial(stepping, settings, batch, plan), words)
-            if made.build(name, build, reserved(made.device)) and "record" in words.split("+"):
+            build = partial(stepping, settings, batch, plan, switch=switch)
+            if made.build(name, build, reserved(made.device)) and switch == "record":
                 made_of = batches(settings, batch, made.device)
                 learner = LEARNERS[made.steps[name]]
                 guarded(f"check of targets, {name}", partial(same_targets, name, learner, made_of))
@@ -219,13 +219,6 @@ def row_of(
 
 
 LEARNERS: dict[Step, Learner] = {}
-
-
-def switched_step(build: Callable[[], Step], words: str) -> Step:
-    """A learner of its own with some constants at other values."""
-    step, inner = switched(build, words)
-    LEARNERS[step] = LEARNERS[inner]
-    return step
 
 
 def launched(step: Step) -> Step:
@@ -277,10 +270,15 @@ def learner_of(settings: StudentBenchmark, plan: StudentSettings) -> Learner:
 
 
 def stepping(
-    settings: StudentBenchmark, batch: int, navigate: NavigateSettings | None, learner: Learner | None = None
+    settings: StudentBenchmark,
+    batch: int,
+    navigate: NavigateSettings | None,
+    learner: Learner | None = None,
+    switch: Switch | None = None,
 ) -> Step:
     """The step of a plan, by a learner that is there already (for navigated steps) or by one of its own."""
     plan = plan_of(settings, batch, navigate)
+    plan = plan if switch is None else replace(plan, **{switch: True})  # type: ignore[arg-type]
     own = learner if learner is not None and navigate is not None else learner_of(settings, plan)
     rows = batches(settings, batch, world(settings.device).device)
     step = told(own, plan, rows)

@@ -15,7 +15,20 @@ from hypothesis import strategies as st
 
 from tsdfm.corpus.settings import CorpusSettings
 from tsdfm.errors import UserError
-from tsdfm.settings import add_flags, build, convert, flag_values, load_toml, merge, nearest, option, required, to_dict
+from tsdfm.settings import (
+    Name,
+    add_flags,
+    build,
+    convert,
+    flag_values,
+    flat,
+    load_toml,
+    merge,
+    nearest,
+    option,
+    required,
+    to_dict,
+)
 from tsdfm.teacher.settings import TeacherSettings
 from tsdfm.tokens.settings import TokensSettings
 
@@ -41,6 +54,9 @@ class Outer:
     limit: int | None = option(None, "at most")
     home: Path | None = option(None, "a folder")
     times: tuple[float, ...] = option((), "a grid")
+    kinds: tuple[Literal["soft", "hard"], ...] = option(("soft", "hard"), "which kinds")
+    methods: tuple[Name, ...] = option(("a-1", "b.2"), "which methods")
+    texts: tuple[str, ...] = option((), "any texts")
     maybe: tuple[int, ...] | None = option(None, "perhaps a list")
     items: tuple[Item, ...] = option((), "several")
     inner: Inner = option(Inner(), "the inner part")
@@ -69,6 +85,9 @@ def test_defaults_and_required() -> None:
         ({"kind": None}, "kind takes one of soft, hard"),
         ({"times": 3}, "times takes a list, not 3"),
         ({"times": "0,x"}, "times takes a number, not 'x'"),
+        ({"kinds": "hard,sof"}, "kinds takes one of soft, hard, not 'sof'; did you mean 'soft'?"),
+        ({"kinds": ["hard", 3]}, "kinds takes one of soft, hard, not 3"),
+        ({"methods": ["a", True]}, "methods takes str, not True"),
         ({"name": True}, "name takes str, not True"),
         ({"name": ["x"]}, "name takes str"),
         ({"home": 3}, "home takes Path, not 3"),
@@ -141,6 +160,9 @@ outer = st.builds(
     limit=st.none() | st.integers(0, 2**64),
     home=st.none() | paths,
     times=st.lists(st.floats(allow_nan=False), max_size=4).map(tuple),
+    kinds=st.lists(st.sampled_from(["soft", "hard"]), max_size=3).map(tuple),
+    methods=st.lists(st.text("abc-.12", min_size=1), max_size=3).map(tuple),
+    texts=st.lists(st.text(max_size=8), max_size=3).map(tuple),
     maybe=st.none() | st.lists(st.integers(), max_size=3).map(tuple),
     items=st.lists(st.builds(Item, label=words, weight=st.floats(allow_nan=False)), max_size=3).map(tuple),
     inner=inner,
@@ -195,6 +217,11 @@ def test_merge(base: dict[str, Any], over: dict[str, Any]) -> None:
     assert merge(base, base) == base
 
 
+@given(tables)
+def test_flat(table: dict[str, Any]) -> None:
+    assert flat(table) == {".".join(path): value for path, value in leaves(table).items()}
+
+
 def test_nested_overrides() -> None:
     recipe = {"out": "runs/a", "inner": {"size": 5, "rate": 2}, "kind": "hard"}
     made = build(Outer, merge(recipe, {"inner": {"size": 6}, "out": "runs/b"}))
@@ -229,8 +256,15 @@ def test_flags() -> None:
 
 
 def test_flags_of_lists() -> None:
-    """A list's flag may be repeated; numbers may also be parted by commas, texts keep theirs."""
+    """A list's flag may be repeated; numbers and names may also be parted by commas, texts and paths keep theirs."""
     assert build(Outer, {"out": "x", **flags(Outer, "--times", "0,0.5", "--times", "1")}).times == (0.0, 0.5, 1.0)
+    both = flags(Outer, "--kinds", "hard,soft", "--kinds", "hard", "--methods", "ts-dfm, x", "--methods", "y")
+    made = build(Outer, {"out": "x", **both})
+    assert made.kinds == ("hard", "soft", "hard")
+    assert made.methods == ("ts-dfm", "x", "y")
+    assert build(Outer, {"out": "x", "methods": ["a", "b"], "kinds": "soft"}).methods == ("a", "b")
+    assert build(Outer, {"out": "x", **flags(Outer, "--texts", "Hi, Mia", "--texts", "b")}).texts == ("Hi, Mia", "b")
+    assert convert(tuple[Path, ...], ["a,b", "c"], "x") == (Path("a,b"), Path("c"))
     assert convert(tuple[str, ...], ["Hi, Mia", "Tom"], "x") == ("Hi, Mia", "Tom")
     assert convert(tuple[str, ...], "Hi, Mia", "x") == ("Hi, Mia",)
 
@@ -245,6 +279,9 @@ def test_help_shows_defaults() -> None:
         "--kind {soft,hard}",
         "--limit N at most (default none)",
         "--times X,… a grid (default empty)",
+        "--kinds {soft,hard},… which kinds (default soft,hard)",
+        "--methods NAME,… which methods (default a-1,b.2)",
+        "--texts TEXT any texts (default empty)",
         "--inner.deep [true|false] whether deep (default false)",
         "other: another",
     ):

@@ -22,11 +22,16 @@ import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from tsdfm.errors import UserError
 
 T = TypeVar("T")
+Name = Annotated[str, "a name"]
+"""Text without commas, of a method or a table, say: a list of names may be parted by commas, one of texts may not.
+
+Where all names are known beforehand, a `Literal` says which, and its lists are parted in the same way.
+"""
 
 
 def option(default: T, help: str) -> T:
@@ -45,7 +50,7 @@ def required(help: str) -> Any:
 
 def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
     """Make a settings object from plain values; unknown keys are answered with the nearest known one."""
-    hints = typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls, include_extras=True)
     known = {f.name: f for f in dataclasses.fields(typing.cast(Any, cls))}
     place = f" in [{where}]" if where else ""
     for key in values:
@@ -61,6 +66,8 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
 def convert(kind: Any, value: Any, where: str) -> Any:
     """Read `value` (from TOML or a flag) as type `kind`, or say which setting is wrong and what it takes."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        return convert(args[0], value, where)
     if dataclasses.is_dataclass(kind):
         if isinstance(value, typing.cast(type, kind)):
             return value
@@ -86,14 +93,14 @@ def convert(kind: Any, value: Any, where: str) -> Any:
 
 
 def _items(value: Any, kind: Any) -> Any:
-    """The items of a list: from TOML as they are, from flags (which may be repeated) also parted by commas.
+    """The items of a list: as they are, or parted by commas; a flag may be repeated besides.
 
-    Text is not parted: it may have commas of its own.
+    Numbers and names (`Name`, `Literal`) are parted; text and paths are not: they may have commas of their own.
     """
     words = [value] if isinstance(value, str) else value
     if kind in (str, Path) or not isinstance(words, Sequence) or not all(isinstance(word, str) for word in words):
         return words
-    return [item for word in words for item in word.split(",")]
+    return [item.strip() for word in words for item in word.split(",")]
 
 
 def _scalar(kind: Any, value: Any, where: str) -> Any:
@@ -159,6 +166,14 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
+def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, with dotted names."""
+    out: dict[str, Any] = {}
+    for name, value in table.items():
+        out.update(flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value})
+    return out
+
+
 def nearest(word: str, known: Any) -> str:
     """`; did you mean 'x'?` for the closest known word, or the list of what is known."""
     names = [str(k) for k in known]
@@ -215,7 +230,7 @@ def load_toml(path: Path) -> dict[str, Any]:
 
 
 def _groups(cls: type, prefix: str = "", title: str = "") -> Iterator[tuple[str, list[tuple[str, Any, Any, str]]]]:
-    hints = typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls, include_extras=True)
     plain, nested = [], []
     for f in dataclasses.fields(typing.cast(Any, cls)):
         text = f.metadata.get("help", "")
@@ -234,6 +249,8 @@ def _is_table_list(kind: Any) -> bool:
 
 
 def _metavar(kind: Any) -> str:
+    if kind == Name:
+        return "NAME"
     args = [a for a in typing.get_args(kind) if a is not type(None) and a is not Ellipsis]
     origin = typing.get_origin(kind)
     if origin is typing.Literal:

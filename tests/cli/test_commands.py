@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tsdfm.cli import VERBS, main
+from tsdfm.cli import VERBS, main, read
 from tsdfm.pipeline import plan
 from tsdfm.recipes import load_recipe, shipped
 
@@ -105,6 +105,15 @@ def test_a_mistake_is_one_clear_line_and_exit_code_2(
     assert said in captured.err
     assert captured.err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []  # nothing half-written
+
+
+def test_lists_of_methods_are_parted_by_commas_and_judges_are_not() -> None:
+    words = ["runs", "--against", "fs-dfm,ts-random", "--against", "ts-dfm", "--judges", "a,b.gguf", "--judges", "c"]
+    found = read("report frontier", VERBS["report frontier"], words)
+    assert found.against == ("fs-dfm", "ts-random", "ts-dfm")
+    assert found.judges == ("a,b.gguf", "c")
+    claims = read("report claims", VERBS["report claims"], ["runs", "--controls", "control,control-time"])
+    assert claims.controls == ("control", "control-time")
 
 
 def test_an_empty_corpus_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

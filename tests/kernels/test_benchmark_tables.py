@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from benchmarks import student
+from benchmarks.__main__ import VERBS
 from benchmarks.growth import GrowthBenchmark, points
 from benchmarks.harness import Ledger
 from benchmarks.student import StudentBenchmark, groups, label
 from benchmarks.student import run as time_student
+
+from tsdfm.cli import read
+from tsdfm.engine.learner import Learner
+from tsdfm.errors import UserError
+from tsdfm.student.settings import StudentSettings
 
 CPU = torch.device("cpu")
 
@@ -64,10 +72,15 @@ def test_what_does_not_fit_is_named(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "warm after" not in capsys.readouterr().out  # nothing was measured twice
 
 
-def test_switches_are_timed_and_put_back(tmp_path: Path) -> None:
-    from tsdfm.errors import UserError
-    from tsdfm.student import recorded
+def test_switches_are_timed_by_learners_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[StudentSettings] = []
 
+    def learner_of(settings: StudentBenchmark, plan: StudentSettings) -> Learner:
+        plans.append(plan)
+        return make(settings, plan)
+
+    make = student.learner_of
+    monkeypatch.setattr(student, "learner_of", learner_of)
     sizes = {"preset": "tiny", "vocab": 30, "length": 8, "batch": (2,), "tau": (0.2,), "k": (2,), "compile": False}
     plan = {"warm": 1, "repeats": 1, "device": "cpu", "out": tmp_path, "switch": ("record",)}
     time_student(StudentBenchmark(**sizes, **plan))  # type: ignore[arg-type]
@@ -75,6 +88,35 @@ def test_switches_are_timed_and_put_back(tmp_path: Path) -> None:
     plain = ["fs-dfm", "ts-dfm τ=0.2 K=2"]
     assert [row["step"] for row in rows] == [*plain, *(f"{name}, record" for name in plain)]
     assert all(row["in a row"] > 0 and row["host ms"] > 0 for row in rows)
-    assert not recorded.RECORD
-    with pytest.raises(UserError, match="no switch is called 'recorrd'"):
-        time_student(StudentBenchmark(**sizes, **{**plan, "switch": ("recorrd",)}))  # type: ignore[arg-type]
+    assert [(made.policy != "blind", made.record) for made in plans] == [
+        (navigated, record) for record in (False, True) for navigated in (False, True)
+    ]
+
+
+def read_by(name: str, *words: str) -> Any:
+    return read(name, VERBS[name], list(words))
+
+
+def test_lists_of_names_are_parted_by_commas_or_flags() -> None:
+    for words in (["--parts", "sampling,teacher"], ["--parts", "sampling", "--parts", "teacher"]):
+        assert read_by("all", *words).parts == ("sampling", "teacher")
+    found = read_by("all", "--tables", "head,draw", "--switch", "record")
+    assert (found.tables, found.switch) == (("head", "draw"), ("record",))
+    assert read_by("all").parts[:2] == ("check", "student")
+    assert read_by("kernels", "--tables", "draw,losses", "--tables", "head").tables == ("draw", "losses", "head")
+    assert read_by("sampling", "--models", "autoregressive,student").models == ("autoregressive", "student")
+    assert read_by("student", "--switch", "record").switch == ("record",)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["all", "--parts", "sampling,taecher"], "parts takes one of .*, not 'taecher'; did you mean 'teacher'"),
+        (["kernels", "--tables", "drow"], "tables takes one of .*; did you mean 'draw'"),
+        (["sampling", "--models", "student,studnet"], "models takes one of .*, not 'studnet'"),
+        (["student", "--switch", "recorrd"], "switch takes one of record, not 'recorrd'; did you mean 'record'"),
+    ],
+)
+def test_names_that_are_none_are_refused(words: list[str], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        read_by(*words)

@@ -20,7 +20,7 @@ def settings(out: Path, **more: Any) -> StudentSettings:
 def test_a_run_from_before_a_setting_was_there_is_done(tmp_path: Path) -> None:
     """It had the default, which another value is not."""
     found = to_dict(settings(tmp_path))
-    del found["optim"]["rule"], found["navigate"]["blocks"]
+    del found["optim"]["rule"], found["navigate"]["blocks"], found["record"]
     (tmp_path / "manifest.json").write_text(json.dumps({"finished": True, "settings": found, "inputs": {}}))
     assert is_finished(settings(tmp_path))
     for other in ({"navigate": NavigateSettings(blocks=2)}, {"share": 0.5}):
@@ -30,6 +30,17 @@ def test_a_run_from_before_a_setting_was_there_is_done(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(json.dumps({"finished": True, "settings": found, "inputs": {}}))
     with pytest.raises(UserError, match="other settings"):
         is_finished(settings(tmp_path))
+
+
+def test_what_differs_is_named(tmp_path: Path) -> None:
+    """A student from when forward was the default is not taken for one of today's."""
+    found = to_dict(settings(tmp_path, divergence="forward"))
+    (tmp_path / "manifest.json").write_text(json.dumps({"finished": True, "settings": found, "inputs": {}}))
+    assert is_finished(settings(tmp_path, divergence="forward"))
+    with pytest.raises(UserError, match="divergence was forward and is now reverse; use what it was"):
+        is_finished(settings(tmp_path))
+    with pytest.raises(UserError, match=r"navigate\.k was 5 and is now 3"):
+        is_finished(settings(tmp_path, divergence="forward", navigate=NavigateSettings(k=3)))
 
 
 def test_defaults_leave_out_what_has_none() -> None:

@@ -9,8 +9,10 @@ from tsdfm.errors import UserError
 from tsdfm.pipeline import overrides, plan
 from tsdfm.pipeline.done import comparable
 from tsdfm.pipeline.models import all_named, in_order
-from tsdfm.pipeline.plan import seeded
+from tsdfm.pipeline.plan import seeded, sources_of
 from tsdfm.recipes import load_recipe, shipped
+from tsdfm.settings import build
+from tsdfm.student.settings import StudentSettings
 
 OUT = Path("out")
 
@@ -81,6 +83,7 @@ def test_mistakes_in_students(students: dict[str, Any], said: str) -> None:
     ("report", "said"),
     [
         ({"tables": ["polciy"]}, "unknown table 'polciy'.*'policy'"),
+        ({"tables": "policy,mian"}, "unknown table 'mian'.*'main'"),
         ({"table": ["policy"]}, "did you mean 'tables'"),
         ({"trajectories": "x"}, "trajectories takes a whole number"),
         ({"trajectories": -1}, "number of steps, 0 for none"),
@@ -116,6 +119,18 @@ def test_every_shipped_recipe_plans(name: str) -> None:
     stages = [stage.name for stage in plan(load_recipe(name), OUT)]
     assert len(stages) == len(set(stages))
     assert any(stage.startswith("ts-dfm") for stage in stages)
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_students_learn_by_the_papers_divergence(name: str) -> None:
+    """But for those of `reference`, whose figures were taken with FS-DFM's."""
+    plain = load_recipe(name)
+    for source in sources_of(plain):
+        found = {n.name: n.given for n in all_named(plain, source, OUT) if n.kind == "student"}
+        for student, given in found.items():
+            made = build(StudentSettings, {"tokens": OUT, "out": OUT, **given})
+            forward = name == "reference" and not student.endswith("-reverse")
+            assert made.divergence == ("forward" if forward else "reverse"), student
 
 
 def test_ablations_plan_on_other_models_too() -> None:

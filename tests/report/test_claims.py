@@ -406,7 +406,7 @@ def test_older_tables_and_the_runs_own_report_folder(report_home: Path, tmp_path
 def test_divergence_and_average_are_read_off_the_manifests(report_home: Path) -> None:
     found = trained_by_source(Desk("claims", ClaimsSettings(runs=(report_home,))))["uniform"]
     assert [one.method for one in found] == ["fs-dfm", "control", "ts-dfm"]
-    assert {(one.divergence, one.average, one.steps) for one in found} == {("forward", "logits", 6)}
+    assert {(one.divergence, one.average, one.steps) for one in found} == {("reverse", "logits", 6)}
     assert [(one.blind, one.went_on) for one in found] == [(True, False), (True, True), (False, True)]
 
 

@@ -110,8 +110,10 @@ def compass(device: torch.device, **corrupt: Any) -> Learner:
 
 
 MAKERS = {
-    "fs-dfm": lambda device: student("blind", device),
-    "ts-dfm": lambda device: student("sequence-to-token", device),
+    "fs-dfm": lambda device: student("blind", device, divergence="forward"),
+    "ts-dfm": lambda device: student("sequence-to-token", device, divergence="forward"),
+    "fs-dfm-reverse": lambda device: student("blind", device, divergence="reverse"),
+    "ts-dfm-reverse": lambda device: student("sequence-to-token", device, divergence="reverse"),
     "teacher": teacher,
     "compass": compass,
 }

@@ -129,7 +129,7 @@ def frequency_of(objective: Any) -> list[Tensor]:
     return [] if bins is None else [bins.members, bins.start, bins.size, bins.bin_of, bins.place]
 
 
-@pytest.mark.parametrize("name", ["fs-dfm", "ts-dfm", "teacher"])
+@pytest.mark.parametrize("name", ["fs-dfm", "ts-dfm", "ts-dfm-reverse", "teacher"])
 def test_steps_do_not_wait(name: str, watch: Any) -> None:
     assert watch(MAKERS[name](CPU), batch_of(1, CPU), 1) == []
 

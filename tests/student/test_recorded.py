@@ -9,16 +9,18 @@ from typing import Any
 
 import pytest
 import torch
-from step_parts import MAKERS, SPEC, batch_of, by_formula
+from benchmarks.agreement import same_targets
+from step_parts import MAKERS, SPEC, batch_of, by_formula, student
 from student_parts import PairEnergy
 
 from tsdfm import kernels
+from tsdfm.engine.distributed import World
 from tsdfm.engine.graphs import Pool, Recording, Routines
+from tsdfm.engine.task import Context
 from tsdfm.flow import CumulativeJump, RowNoise
-from tsdfm.student import recorded
 from tsdfm.student.midpoint import policy_from
 from tsdfm.student.recorded import RecordedTarget, may_record
-from tsdfm.student.settings import NavigateSettings
+from tsdfm.student.settings import NavigateSettings, RefreshSettings
 from tsdfm.student.stats import Stats
 from tsdfm.student.targets import ESTIMATORS, target_of
 
@@ -127,8 +129,36 @@ def test_whole_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert runs[0] == runs[1]
 
 
-def test_what_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded, "RECORD", True)
+def test_the_benchmarks_compare_both_ways(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("tsdfm.student.task.may_record", lambda *_: True)
+    learner = MAKERS["ts-dfm"](CPU)
+    task: Any = learner.task
+    rows = [batch_of(step % 2, CPU) for step in range(8)]
+    same_targets("mine", learner, rows)
+    assert capsys.readouterr().out == ""  # nothing is recorded
+    task.recorded = mine = by_hand(task.semi)
+    same_targets("mine", learner, rows)
+    assert "targets of 8 batches, 8 the same bits, all to 0.0e+00; 2 recordings" in capsys.readouterr().out
+    assert task.recorded is mine
+    assert mine.routines.replays > 0  # type: ignore[attr-defined]
+
+
+def test_a_target_is_recorded_where_it_was_asked_for_and_can_be() -> None:
+    def bound(pool: Pool | None, **given: Any) -> RecordedTarget | None:
+        task: Any = student("sequence-to-token", CPU, **given).task
+        task.bind(Context(ema=task.semi, world=World(device=CPU), graphs=pool))
+        return task.recorded  # type: ignore[no-any-return]
+
+    pool = Pool()
+    made = bound(pool, record=True)
+    assert made is not None
+    assert made.pool is pool
+    assert bound(pool) is None
+    assert bound(None, record=True) is None  # as without CUDA, or with loop.graphs off
+    assert bound(pool, record=True, refresh=RefreshSettings(every=1)) is None  # another compass in every step
+
+
+def test_what_is_not_recorded() -> None:
     jump, x_t = CumulativeJump(SPEC.flow_schedule(), SPEC.flow_source()), torch.zeros(1, 2, dtype=torch.int64)
 
     def may(name: str = "sequence-to-token", probe: bool = False, **dials: Any) -> bool:
@@ -142,8 +172,6 @@ def test_what_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert may("blind")
         assert not may(agree=0.5)  # the host looks whether energies agree
         assert not may(probe=True)
-        monkeypatch.setattr(recorded, "RECORD", False)
-        assert not may()
 
 
 def test_a_failed_recording_counts_once() -> None:

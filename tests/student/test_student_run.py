@@ -160,7 +160,7 @@ def test_a_resumed_run_is_the_unbroken_one(
         out = tmp_path / settings.stage
         shutil.copytree(settings.out, out)
         shutil.rmtree(out / "checkpoints" / f"step-{STEPS:08d}")
-        run(dataclasses.replace(settings, out=out, resume=True, checkpoint=True))
+        run(dataclasses.replace(settings, out=out, resume=True, checkpoint=True, record=True))
         assert same_files(settings.out, out)
         assert lines(out, "elbo") == lines(settings.out, "elbo")
         assert lines(out, "loss") == lines(settings.out, "loss")
@@ -181,9 +181,11 @@ def test_changed_inputs_are_refused_unless_asked_for(
     run(dataclasses.replace(changed, allow_changed=True))
     with pytest.raises(UserError, match=r"cannot resume .*init_from"):
         run(dataclasses.replace(shaped, init_from=home / "teacher-uniform", resume=True))
-    for change in ({"policy": "token"}, {"average": "probabilities"}, {"share": 0.4}, {"divergence": "reverse"}):
+    for change in ({"policy": "token"}, {"average": "probabilities"}, {"share": 0.4}):
         with pytest.raises(UserError, match="cannot resume"):
             run(dataclasses.replace(shaped, resume=True, **change))  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="divergence was reverse and is now forward; use what it was"):
+        run(dataclasses.replace(shaped, resume=True, divergence="forward"))
     other = dataclasses.replace(shaped.navigate, k=3)
     with pytest.raises(UserError, match=r"cannot resume .*navigate\.k"):
         run(dataclasses.replace(shaped, resume=True, navigate=other))

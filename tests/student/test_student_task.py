@@ -103,9 +103,9 @@ def divergence(settings: StudentSettings, log_p: torch.Tensor, log_q: torch.Tens
 @pytest.mark.parametrize(
     "given",
     [
-        {"policy": "blind"},
+        {"policy": "blind", "divergence": "forward"},
         {"policy": "sequence-to-token", "divergence": "reverse"},
-        {"policy": "token", "target": "teacher", "average": "probabilities"},
+        {"policy": "token", "target": "teacher", "average": "probabilities", "divergence": "forward"},
         {"policy": "sequence", "target": "teacher", "divergence": "reverse"},
         {"share": 0.0},
         {"share": 1.0},

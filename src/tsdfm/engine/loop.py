@@ -34,7 +34,7 @@ from tsdfm.engine.settings import LoopSettings, OptimSettings
 from tsdfm.engine.signals import Signals, Stopped
 from tsdfm.engine.task import Feed, Record, Task
 from tsdfm.errors import UserError
-from tsdfm.settings import defaults, to_dict
+from tsdfm.settings import defaults, flat, to_dict
 
 
 def fit(
@@ -269,11 +269,3 @@ def close(batches: Iterator[Any]) -> None:
     end = getattr(batches, "close", None)
     if end is not None:
         end()
-
-
-def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as one, with dotted names."""
-    out: dict[str, Any] = {}
-    for name, value in table.items():
-        out.update(flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value})
-    return out

@@ -10,7 +10,7 @@ from typing import Any
 from tsdfm.engine.manifest import NAME as MANIFEST
 from tsdfm.engine.manifest import input_sha256, read_json, read_manifest
 from tsdfm.errors import UserError
-from tsdfm.settings import defaults, merge, to_dict
+from tsdfm.settings import defaults, flat, merge, to_dict
 
 PLACES = ("out", "tokens", "teacher", "init_from", "compass", "proposer", "resume")
 """Settings that say where things lie or how a run was started, not what is made."""
@@ -30,9 +30,14 @@ def is_finished(settings: Any) -> bool:
     found = read_manifest(settings.out)
     if not found.get("finished"):
         return False
-    then = merge(defaults(type(settings)), found["settings"])  # a newer setting was at its default
-    if comparable(then) != comparable(to_dict(settings)):
-        raise UserError(f"{settings.out} holds a finished run of other settings: remove it or give another --out")
+    whole = merge(defaults(type(settings)), found["settings"])  # a newer setting was at its default
+    then, now = flat(comparable(whole)), flat(comparable(to_dict(settings)))
+    for name in sorted(then.keys() | now.keys()):
+        if then.get(name) != now.get(name):
+            raise UserError(
+                f"{settings.out} holds a finished run of other settings: {name} was {then.get(name)} and is now "
+                f"{now.get(name)}; use what it was, remove the run or give another --out"
+            )
     for name, made_from in found["inputs"].items():
         path = input_path(settings, name)
         if path is None or input_sha256(path) != made_from["sha256"]:

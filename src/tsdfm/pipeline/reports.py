@@ -14,7 +14,7 @@ from tsdfm.errors import UserError
 from tsdfm.pipeline.models import folder_of, names_of, student_names
 from tsdfm.pipeline.plan import Stage, check_names, sources_of
 from tsdfm.recipes import table
-from tsdfm.settings import build, option
+from tsdfm.settings import Name, build, option
 
 if TYPE_CHECKING:
     from tsdfm.report.settings import MeasureSettings
@@ -40,7 +40,7 @@ NO_JUDGE = "needs a judge: give measure.judges (docs/judges.md), a [judge] secti
 class Section:
     """What [report] itself may say; `[report.policy]` has the settings of `tsdfm report policy`, and so on."""
 
-    tables: tuple[str, ...] = option((), "tables of `tsdfm report`, by name")
+    tables: tuple[Name, ...] = option((), "tables of `tsdfm report`, by name")
     trajectories: int = option(0, "steps of the trajectories that are recorded for the player; 0 records none")
     page: bool = option(True, "write index.html")
 

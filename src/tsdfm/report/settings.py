@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from tsdfm.errors import UserError
-from tsdfm.settings import option, required
+from tsdfm.settings import Name, option, required
 from tsdfm.student.settings import NavigateSettings, PolicyName
 
 Jump = Literal["auto", "euler", "cumulative"]
@@ -110,7 +110,7 @@ class FrontierSettings(ReportSettings):
     definition: Definition = option("paper", DEFINITION)
     draws: int = option(400, "bootstrap draws of the intervals")
     unigram: str = option("", "the method (control, say) that is also swept with a unigram bias of its logits")
-    against: tuple[str, ...] = option(
+    against: tuple[Name, ...] = option(
         ("fs-dfm", "control-time", "control-probabilities", "control-reverse", "ts-random", "ts-longer", "ts-dfm"),
         "methods that each is compared with too, where they are",
     )
@@ -246,10 +246,10 @@ class ClaimsSettings(ReportSettings):
 
     student: str = option("ts-dfm", "the student in the paper's setting")
     base: str = option("fs-dfm", "the blind student it is compared with")
-    controls: tuple[str, ...] = option(("control", "control-time"), "blind students of equal training")
+    controls: tuple[Name, ...] = option(("control", "control-time"), "blind students of equal training")
     random: str = option("ts-random", "the student trained with a random pick")
     from_teacher: str = option("ts-from-teacher", "the student that started from the teacher (DFM init)")
-    thresholds: tuple[str, ...] = option(("ts-tau-0.02", "ts-tau-0.4"), "students with other τ than the student's")
+    thresholds: tuple[Name, ...] = option(("ts-tau-0.02", "ts-tau-0.4"), "students with other τ than the student's")
     others: str = option("ts-", "students of other settings have names that begin so")
     student_steps: int = option(8, "steps of the student that is compared with its teacher")
     teacher_steps: int = option(1024, "steps of that teacher")

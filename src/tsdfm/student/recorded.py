@@ -22,12 +22,10 @@ from tsdfm.student.midpoint import Blind, Navigated, Policy, near
 from tsdfm.student.stats import Stats
 from tsdfm.student.targets import Estimator, Heads, chain, host_side, pack, unpack
 
-RECORD = False  # until a card has timed both; `python -m benchmarks student --switch record` does
-
 
 def may_record(policy: Policy, x_t: Tensor) -> bool:
     """Can a target by this policy be recorded? Not where the host would look at the device's numbers, or does more."""
-    if not (RECORD and kernels.on(x_t, "draw") and kernels.on(x_t, "head")):
+    if not (kernels.on(x_t, "draw") and kernels.on(x_t, "head")):
         return False
     if not isinstance(policy, Blind) or type(policy.jump) not in (CumulativeJump, EulerJump):
         return False

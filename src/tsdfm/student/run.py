@@ -24,7 +24,7 @@ from tsdfm.tokens.rows import TokenRows, valid_rows
 from tsdfm.tokens.train import train_rows
 
 FREE = {"tokens", "init_from", "out", "compass", "teacher", "name", "checkpoint", "probe_every", "resume"}
-FREE |= {"eval_rows", "eval_times", "allow_changed", "loop", "optim", "navigate"}  # what no resume is refused for
+FREE |= {"eval_rows", "eval_times", "allow_changed", "record", "loop", "optim", "navigate"}  # what a resume may change
 
 
 def run(settings: StudentSettings) -> Path:

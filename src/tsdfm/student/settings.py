@@ -113,7 +113,9 @@ class StudentSettings:
     name: str | None = option(None, "what the method is called in samples and tables; none is fs-dfm or ts-dfm")
     target: Literal["data", "teacher"] = option("data", "what the smallest step learns from")
     estimator: Literal["rk4", "heun", "euler"] = option("rk4", "how the larger steps' target is made")
-    divergence: Literal["forward", "reverse"] = option("forward", "KL(target ‖ student), or KL(student ‖ target)")
+    divergence: Literal["forward", "reverse"] = option(
+        "reverse", "reverse: KL(student ‖ target), the paper's eq. (4); forward: KL(target ‖ student), as FS-DFM's code"
+    )
     average: Literal["logits", "probabilities"] = option("logits", "what is averaged over the stages")
     levels: Literal["inverse", "uniform"] = option("inverse", "h = 2^0 … 2^−10 with weights ∝ 1/h, or all alike")
     level_weights: tuple[float, ...] = option((), f"weights of the {LEVELS} step sizes themselves, h = 1 first")
@@ -123,6 +125,11 @@ class StudentSettings:
     )
     dropout: float | None = option(None, "dropout while training; none is what init_from has")
     checkpoint: bool = option(False, "recompute activations in the backward pass: less memory, a third more time")
+    record: bool = option(
+        False,
+        "on CUDA, with loop.compile and loop.graphs, replay a large step's target as one recording: same results, less "
+        "work for the host, a little more memory. For small networks, slow or shared hosts; elsewhere it does nothing",
+    )
     probe_every: int = option(50, "steps between comparisons of blind and navigated energies; 0 never")
     eval_rows: int = option(256, "held-out rows of an evaluation")
     eval_times: int = option(8, "times at which each held-out row is looked at for the ELBO")

@@ -87,7 +87,8 @@ class StudentTask:
         net = getattr(self.compass, "net", None)
         if self.settings.loop.compile and isinstance(net, nn.Module) and context.world.device.type == "cuda":
             quicken(net, "forward", context.graphs)
-        if context.graphs is not None and self.refresher is None:  # a refreshed compass is another one in every step
+        steady_compass = self.refresher is None  # a refreshed one is another in every step
+        if self.settings.record and context.graphs is not None and steady_compass:
             self.recorded = RecordedTarget(self.semi, context.graphs)
 
     def policy(self, step: int, stats: Stats) -> Policy:
