@@ -221,6 +221,16 @@ def test_keep_and_best(tmp_path: Path) -> None:
     assert Store(tmp_path).steps() == [4, 12, 14]
 
 
+def test_of_equally_good_checkpoints_the_later_is_best(tmp_path: Path) -> None:
+    class Level(Denoise):
+        def evaluate(self, model: Any, step: int) -> dict[str, float]:
+            return {"elbo": {2: 2.0, 4: 1.0, 6: 1.0}.get(step, 1.5)}
+
+    train(tmp_path, ALONE, made=Level(Net()), loop={"steps": 8, "eval_every": 2, "save_every": 2, "keep": 1})
+    assert Store(tmp_path).steps() == [6, 8]
+    assert json.loads((tmp_path / "checkpoints" / "best.json").read_text())["step"] == 6
+
+
 def test_the_averaged_model_can_teach_inside_the_loss(tmp_path: Path) -> None:
     """At step 0 the semi-teacher equals the student, so the extra term is 0; later it has drifted apart."""
     seen: list[float] = []

@@ -98,18 +98,23 @@ class CompassTask:
             found |= {f"asked {n}": x for n, x in zip(names, asked, strict=True)}
             found |= {f"bin {i}": x for i, x in enumerate(curve.energies.double().sum(0).tolist())}
             sums = {name: sums.get(name, 0.0) + value for name, value in found.items()}
-        return scores(self.world.mean(sums), self.negatives)
+        return scores(self.world.mean(sums), self.negatives, self.world.size)
 
 
-def scores(sums: Mapping[str, float], negatives: Negatives) -> dict[str, float]:
-    """The metrics of an evaluation from its sums over rows."""
+def scores(sums: Mapping[str, float], negatives: Negatives, processes: int = 1) -> dict[str, float]:
+    """The metrics of an evaluation from its sums over rows, averaged over `processes`.
+
+    The `shortfall`, by which checkpoints are chosen, is told in whole pairs: less than one pair is no difference.
+    """
     accuracy = {n: sums[f"right {n}"] / sums[f"asked {n}"] if sums[f"asked {n}"] else 0.0 for n in negatives.names}
     falls = np.diff([sums[f"bin {i}"] for i in range(BINS + 1)]) < 0
     overall = by_strategy(accuracy, negatives.judged or negatives.names)
     smooth = float(falls.mean())
     out = {f"acc_{name}": value for name, value in accuracy.items()}
     score = overall + smooth
-    return {**out, "strategy_acc": overall, "smooth_pct": smooth, "score": score, "shortfall": 2.0 - score}
+    pairs = processes * sum(sums[f"asked {n}"] for n in negatives.judged or negatives.names)
+    shortfall = round((2.0 - score) * pairs) / pairs if pairs else 2.0 - score
+    return {**out, "strategy_acc": overall, "smooth_pct": smooth, "score": score, "shortfall": shortfall}
 
 
 def shares(settings: CompassSettings, world: World) -> Iterator[Tensor]:

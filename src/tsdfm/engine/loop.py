@@ -220,12 +220,12 @@ class Run:
         self.log.report(done.step, values, seconds / max(1, steps))
 
     def _evaluate(self) -> bool:
-        """Evaluate, and say whether this is the best so far."""
+        """Evaluate, and say whether this is the best so far; of equally good ones the later is."""
         values = self.learner.evaluate(self.done.step)
         self.log.write(self.done.step, "eval", values)
         self.log.say(f"step {self.done.step}  " + "  ".join(f"{name} {value:.4g}" for name, value in values.items()))
         value = values.get(self.loop.best, math.nan)
-        if not math.isfinite(value) or (self.done.best is not None and value >= self.done.best["value"]):
+        if not math.isfinite(value) or (self.done.best is not None and value > self.done.best["value"]):
             return False
         self.done.best = {"step": self.done.step, "metric": self.loop.best, "value": value}
         return True
