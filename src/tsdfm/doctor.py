@@ -39,9 +39,10 @@ class DoctorSettings:
 def run(settings: DoctorSettings) -> None:
     """Print the tables."""
     console = Console()
+    wanted = None if settings.recipe is None else needs(settings.recipe)  # a wrong name is told before anything else
     console.print(two_columns("This machine", machine()))
-    if settings.recipe is not None:
-        console.print(two_columns(f"Recipe {settings.recipe}", needs(settings.recipe)))
+    if wanted is not None:
+        console.print(two_columns(f"Recipe {settings.recipe}", wanted))
 
 
 def two_columns(title: str, rows: dict[str, str]) -> Table:

@@ -83,7 +83,7 @@ def convert(kind: Any, value: Any, where: str) -> Any:
     if origin is typing.Literal:
         if value in args:
             return value
-        raise UserError(f"{where} takes one of {', '.join(map(str, args))}, not {value!r}{nearest(str(value), args)}")
+        raise UserError(f"{where} takes one of {', '.join(map(str, args))}, not {value!r}{closest(str(value), args)}")
     if origin is tuple:
         items = _items(value, args[0])
         if not isinstance(items, Sequence):
@@ -176,9 +176,13 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def nearest(word: str, known: Any) -> str:
     """`; did you mean 'x'?` for the closest known word, or the list of what is known."""
-    names = [str(k) for k in known]
-    close = difflib.get_close_matches(word, names, n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(names)}"
+    return closest(word, known) or f"; known: {', '.join(str(k) for k in known)}"
+
+
+def closest(word: str, known: Any) -> str:
+    """`; did you mean 'x'?` for the closest known word, or nothing."""
+    close = difflib.get_close_matches(word, [str(k) for k in known], n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def add_flags(parser: argparse.ArgumentParser, cls: type) -> None:

@@ -170,6 +170,7 @@ def test_features_are_pooled_hidden_states(gpt2: Path) -> None:
     [
         ("hub:nobody/nothing", "could not load the judge nobody/nothing"),
         ("wrold:small", "no judge 'wrold:small': give world:NAME"),
+        ("runs/a,runs/judge", "of several, each has a --judges of its own"),
         ("nowhere/x.gguf", "no file at nowhere"),
         ("gguf:nowhere", "no file at nowhere"),
     ],

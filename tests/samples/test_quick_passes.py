@@ -183,7 +183,7 @@ def test_a_guide_that_compares_texts_keeps_its_batch() -> None:
 def test_the_command_takes_the_switch(tmp_path: Path, quick: str, capsys: pytest.CaptureFixture[str]) -> None:
     save_run(tmp_path / "run", tiny_spec())
     assert main(["sample", str(tmp_path / "run"), "--n", "1", "--steps", "2", "--quick", quick]) == 0
-    assert "2 network passes each" in capsys.readouterr().err
+    assert "1 text, 2 network passes, temperature 1" in capsys.readouterr().err
     assert main(["sample", str(tmp_path / "run"), "--quick", "fast"]) == 2
 
 

@@ -259,6 +259,9 @@ def test_guided_generation(
     out = tmp_path / "texts.jsonl"
     asked = SampleSettings(model=blind.out, n=2, steps=4, guide="token", compass=compass.checkpoint, out=out)
     write_samples(asked)
-    assert "6 compass calls each" in capsys.readouterr().err
+    assert "6 compass calls a text" in capsys.readouterr().err
     with pytest.raises(UserError, match="needs --compass"):
         write_samples(dataclasses.replace(asked, compass=None))
+    many = NavigateSettings(blocks=1000)
+    with pytest.raises(UserError, match=r"navigate.blocks is 1000, and a text has \d+ tokens"):
+        write_samples(dataclasses.replace(asked, guide="sequence", navigate=many))

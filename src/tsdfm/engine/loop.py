@@ -222,6 +222,8 @@ class Run:
     def _evaluate(self) -> bool:
         """Evaluate, and say whether this is the best so far; of equally good ones the later is."""
         values = self.learner.evaluate(self.done.step)
+        if not values:  # there is no held-out text
+            return False
         self.log.write(self.done.step, "eval", values)
         self.log.say(f"step {self.done.step}  " + "  ".join(f"{name} {value:.4g}" for name, value in values.items()))
         value = values.get(self.loop.best, math.nan)

@@ -41,7 +41,8 @@ def judge_from(spec: str, device: str = "auto", precision: str = "auto", batch: 
         return _folder(path, device, precision, batch)
     if HUB_NAME.fullmatch(spec):
         return hub_judge(spec, device, precision, batch)
-    raise UserError(f"no judge {spec!r}: give {KINDS}")
+    several = " (of several, each has a --judges of its own)" if "," in spec else ""
+    raise UserError(f"no judge {spec!r}{several}: give {KINDS}")
 
 
 def _gguf(path: Path, device: str, precision: str, batch: int | None) -> Judge:

@@ -45,6 +45,9 @@ def guide_from(
     """The guide that was asked for on the command line; none for `blind`. A shipped `model` brings its own compass."""
     if policy == "blind":
         return None
+    if settings.blocks > velocity.spec.length:
+        tokens = velocity.spec.length
+        raise UserError(f"navigate.blocks is {settings.blocks}, and a text has {tokens} tokens: take 8 or 16")
     if compass is None and model is not None and settings.selector != "random":
         compass = own_compass(model)
     if compass is None:

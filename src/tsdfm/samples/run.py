@@ -45,11 +45,11 @@ def run(settings: SampleSettings) -> Samples:
     for number, text in enumerate(samples.texts):
         console.rule(f"text {number}, seed {settings.seed}, {samples.nfe} passes", align="left", style="dim")
         console.print(text, markup=False, highlight=False, soft_wrap=True)
-    guided = f"{samples.compass_calls:.0f} compass calls each, " if samples.navigation else ""
+    guided = f"{samples.compass_calls:.0f} compass calls a text, " if samples.navigation else ""
     speed = samples.tokens.numel() / samples.seconds
-    work = (
-        f"{len(samples.texts)} texts, {samples.nfe} network passes each, temperature {manner.temperature:g}, {guided}"
-    )
+    number = len(samples.texts)
+    texts = f"{number} text{'s' if number != 1 else ''}, {samples.nfe} network passes{' each' if number != 1 else ''}"
+    work = f"{texts}, temperature {manner.temperature:g}, {guided}"
     Console(stderr=True).print(f"{work}{samples.seconds:.2f} s, {speed:,.0f} tokens/s")
     return samples
 

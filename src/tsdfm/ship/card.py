@@ -11,11 +11,14 @@ NOTED = (
     "target",
     "objective",
     "loss",
+    "divergence",
     "navigate.tau",
     "navigate.k",
     "navigate.selector",
+    "navigate.blocks",
     "loop.batch",
     "loop.seed",
+    "optim.rule",
     "optim.lr",
     "optim.weight_decay",
     "optim.ema",
@@ -81,7 +84,8 @@ def changes(members: Mapping[str, Any]) -> str:
                 f"{found['difference']:.2g} where candidates differ by {found['spread']:.2g}"
             )
         rows.append([role, f"{about['weights_error']:.2%}", told])
-    head = ["model", "error of the weights (‖w' − w‖ / ‖w‖)", "effect, on states of 2 texts of the student in 8 passes"]
+    effect = "effect, on states of 2 texts in 8 passes of the student it was packed with"
+    head = ["model", "error of the weights (‖w' − w‖ / ‖w‖)", effect]
     return table(head, rows)
 
 
