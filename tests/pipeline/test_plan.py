@@ -162,6 +162,13 @@ def test_what_is_set_twice_is_a_list() -> None:
     assert overrides(("report.tables=main", "report.tables=policy")) == {"report": {"tables": ["main", "policy"]}}
 
 
+def test_a_name_with_a_dot_stands_in_quotes_and_sources_are_a_list_anywhere() -> None:
+    given = ('students."ts-tau-0.02".loop.steps=3', "students.fs-reverse.sources=uniform,mask")
+    assert overrides(given) == {
+        "students": {"ts-tau-0.02": {"loop": {"steps": "3"}}, "fs-reverse": {"sources": ["uniform", "mask"]}}
+    }
+
+
 def test_overrides_nest() -> None:
     pairs = ("sources=uniform", "students.ts-dfm.navigate.k=3", "students.ts-dfm.loop.steps=2")
     expected = {"ts-dfm": {"navigate": {"k": "3"}, "loop": {"steps": "2"}}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ from tsdfm.pipeline.jobs import Crew, jobs_of, pipeline_command
 from tsdfm.pipeline.plan import Stage, plan
 from tsdfm.recipes import load_recipe
 from tsdfm.settings import merge, nearest, option, required
+
+PART = re.compile(r'"([^"]*)"|([^.]+)')  # of a dotted name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +85,10 @@ def refuse(only: str, stages: Sequence[Stage]) -> NoReturn:
 
 
 def overrides(pairs: tuple[str, ...]) -> dict[str, Any]:
-    """`("teacher.loop.steps=100",)` as nested plain values; what is given more than once makes a list."""
+    """`("teacher.loop.steps=100",)` as nested plain values; what is given more than once makes a list.
+
+    A name with a dot of its own stands in quotes: `students."ts-tau-0.02".loop.steps=100`.
+    """
     out: dict[str, Any] = {}
     seen: dict[str, list[str]] = {}
     for pair in pairs:
@@ -91,8 +97,10 @@ def overrides(pairs: tuple[str, ...]) -> dict[str, Any]:
             raise UserError(f"--set takes section.name=value, not {pair!r}")
         earlier = seen.setdefault(path.strip(), [])
         earlier.append(value)
-        nested: Any = value.split(",") if path.strip() == "sources" else value if len(earlier) == 1 else list(earlier)
-        for part in reversed(path.strip().split(".")):
+        parts = [quoted or plain for quoted, plain in PART.findall(path.strip())]
+        names = parts[-1:] == ["sources"]
+        nested: Any = value.split(",") if names else value if len(earlier) == 1 else list(earlier)
+        for part in reversed(parts):
             nested = {part: nested}
         out = merge(out, nested)
     return out
