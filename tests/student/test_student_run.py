@@ -129,6 +129,25 @@ def test_init_copies_what_is_shared(home: Path, tmp_path: Path) -> None:
     assert all(torch.allclose(first[name], second[name], atol=1e-6) for name in first)
 
 
+@pytest.mark.parametrize("name", ["mine", "mine/compass"])
+def test_a_compass_can_start_from_a_bundles(home: Path, made: Made, tmp_path: Path, name: str) -> None:
+    _, source, blind, _ = made
+    teacher, old = home / f"teacher-{source}", home / f"compass-{source}"
+    ship = ["ship", str(blind.out), "--teacher", str(teacher), "--compass", str(old), "--name", "mine"]
+    assert main([*ship, "--weights", "bf16", "--out", str(tmp_path / "mine")]) == 0
+    size = ["--net.width", "32", "--net.depth", "1", "--net.heads", "2", "--net.cond", "16"]
+    loop = ["--loop.steps", "1", "--loop.batch", "4", "--loop.device", "cpu", "--optim.lr", "1e-12", "--optim.ema", "0"]
+    given = ["--tokens", str(home / "tokens"), "--teacher", str(tmp_path / "mine"), "--init-from", str(tmp_path / name)]
+    assert main(["compass", *given, "--out", str(tmp_path / "new"), *size, *loop, "--eval-rows", "4"]) == 0
+    begun, packed = load_weights(tmp_path / "new", "model"), load_compass(tmp_path / "mine", "cpu").net.state_dict()
+    assert begun.keys() == packed.keys()
+    assert all(torch.allclose(begun[key], weight, atol=1e-6) for key, weight in packed.items())
+    file = tmp_path / "mine" / "compass.safetensors"
+    assert read_manifest(tmp_path / "new")["parent"] == {"path": str(file), "sha256": file_sha256(file)}
+    wrong = [*given[:-1], str(tmp_path / "mine" / "teacher")]
+    assert main(["compass", *wrong, "--out", str(tmp_path / "no"), *size, *loop]) == 2
+
+
 def test_a_bundle_can_be_trained_on(home: Path, made: Made, tmp_path: Path) -> None:
     """Its folder means its student (FS-DFM init), FOLDER/teacher its teacher (DFM init)."""
     _, source, blind, _ = made

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from tsdfm.compass.network import CompassSpec, EnergyNet
 from tsdfm.engine.bundle import find_weights
 from tsdfm.engine.distributed import pick_device
-from tsdfm.engine.manifest import read_manifest
 from tsdfm.engine.precision import autocast, use_bf16
 from tsdfm.errors import UserError
 from tsdfm.nn.velocity import VelocitySpec
@@ -64,11 +63,6 @@ def lean(compass: Compass) -> Compass:
             if isinstance(layer, nn.Linear):
                 layer.to(torch.bfloat16)
     return replace(compass, net=net)
-
-
-def read_compass_spec(path: Path) -> CompassSpec:
-    """What the compass in a run or checkpoint folder is."""
-    return spec_in(read_manifest(path), path)
 
 
 def spec_in(manifest: dict[str, Any], path: Path) -> CompassSpec:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from tsdfm.compass.model import read_compass_spec
+from tsdfm.compass.model import spec_in
 from tsdfm.compass.network import CompassSpec, EnergyNet, spec_from, start_from_teacher
 from tsdfm.compass.ratio import RatioTask
 from tsdfm.compass.settings import CompassSettings
 from tsdfm.compass.task import CompassTask, make_negatives
-from tsdfm.engine.bundle import on_disk
-from tsdfm.engine.checkpoint import load_weights
+from tsdfm.engine.bundle import find_weights, on_disk
 from tsdfm.engine.distributed import World, join
 from tsdfm.engine.task import Record
 from tsdfm.errors import UserError
@@ -66,10 +65,10 @@ def proposer_for(settings: CompassSettings, spec: CompassSpec, teacher: Velocity
 def start(model: EnergyNet, settings: CompassSettings, spec: CompassSpec, teacher: Velocity) -> None:
     """The weights of step 0, where they are not the fresh ones."""
     if settings.init_from is not None:
-        other = read_compass_spec(settings.init_from)
-        spec.match(other, f"the compass to start from, {settings.init_from},")
+        other = find_weights(settings.init_from, settings.START, which="ema", choose="best")
+        spec.match(spec_in(other.manifest, other.place), f"the compass to start from, {settings.init_from},")
         try:
-            model.load_state_dict(load_weights(settings.init_from, choose="best"))
+            model.load_state_dict(other.weights())
         except RuntimeError:
             raise UserError(f"{settings.init_from} has a compass of another size: use its net settings") from None
     elif settings.init == "teacher":
@@ -79,8 +78,9 @@ def start(model: EnergyNet, settings: CompassSettings, spec: CompassSpec, teache
 def record_for(settings: CompassSettings, spec: CompassSpec) -> Record:
     """What the run's manifests say. `compass` rather than `model`: nobody may take it for a velocity network."""
     inputs = {"tokens": settings.tokens, "teacher": on_disk(settings.teacher, "teacher")}
-    if settings.init_from is not None:
-        inputs["init_from"] = settings.init_from
+    origin = None if settings.init_from is None else on_disk(settings.init_from, "init_from", settings.START)
+    if origin is not None:
+        inputs["init_from"] = origin
     if settings.ratio.proposer is not None and settings.objective == "ratio":
         inputs["proposer"] = on_disk(settings.ratio.proposer, "proposer")
     same = replace(spec, shape=replace(spec.shape, checkpoint=False))  # costs time, saves memory, changes no number
@@ -91,7 +91,7 @@ def record_for(settings: CompassSettings, spec: CompassSpec) -> Record:
         stage="compass",
         settings=settings,
         inputs=inputs,
-        parent=settings.init_from,
+        parent=origin,
         extra={"compass": spec.plain()},
         identity={"compass": same.plain(), **fixed},
     )

@@ -148,6 +148,8 @@ class RatioSettings:
 class CompassSettings:
     """The compass stage: an energy model trained to tell flow states of real text from corrupted ones."""
 
+    START = "compass"  # which of a bundle's models its folder means in init_from
+
     tokens: Path = required("the tokens folder to train on")
     teacher: Path = required("the teacher's run: gives source and schedule, and makes the velocity_step negatives")
     out: Path = required("folder for the run")
@@ -162,7 +164,9 @@ class CompassSettings:
     clean: float = option(0.1, "share of positives that are the clean text, t = 1")
     eval_rows: int = option(256, "held-out rows of an evaluation")
     init: Literal["fresh", "teacher"] = option("fresh", "start from random weights, or the teacher's lower blocks")
-    init_from: Path | None = option(None, "start from the weights of this compass (a new run, not a resume)")
+    init_from: Path | None = option(
+        None, "start from the compass of this run, checkpoint or bundle (a new run, not a resume)"
+    )
     resume: bool = option(False, "go on from the newest checkpoint in --out")
     corrupt: NegativeSettings = option(NegativeSettings(), "the negatives of objective nce")
     ratio: RatioSettings = option(RatioSettings(), "the objective ratio")
