@@ -4,10 +4,12 @@ import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 import pytest
+from compass_parts import make_negatives
 
-from tsdfm.compass.exam import bin_of, falling
+from tsdfm.compass.exam import BINS, bin_of, falling
 from tsdfm.compass.figure import energy_figure, nice_ticks
 from tsdfm.compass.statistics import curve_summary, pearson, ranks, spearman, wilson
+from tsdfm.compass.task import scores
 
 
 def test_correlations_equal_what_numpy_and_counting_say():
@@ -86,3 +88,20 @@ def test_ticks_are_few_and_cover(low, high):
     assert len(ticks) <= 11
     assert ticks[0] <= low + 1e-9
     assert ticks[-1] >= high - 1e-9
+
+
+def test_less_than_a_pair_does_not_choose_a_checkpoint() -> None:
+    """The strategies have slightly different numbers of pairs, so that the same number of right ones scores apart."""
+    negatives = make_negatives(mixture=("random_replace=1", "token_repeat=1"))
+    curve = {f"bin {i}": float(-i) for i in range(BINS + 1)}
+    asked = {"asked random_replace": 254.0, "asked token_repeat": 252.0}
+
+    def told(random: float, repeat: float, processes: int = 1) -> dict[str, float]:
+        right = {"right random_replace": random, "right token_repeat": repeat}
+        return scores({n: x / processes for n, x in {**right, **asked, **curve}.items()}, negatives, processes)
+
+    one, other, worse = told(253, 250), told(252, 251), told(252, 250)
+    assert one["score"] != other["score"]
+    assert one["shortfall"] == other["shortfall"] == told(253, 250, 2)["shortfall"] < worse["shortfall"]
+    assert one["smooth_pct"] == 1
+    assert one["shortfall"] == pytest.approx(3 / 506)

@@ -4,11 +4,9 @@ import pytest
 import torch
 from compass_parts import ANCHOR, LENGTH, VOCAB, make_counts, make_negatives, make_teacher, make_walk
 
-from tsdfm.compass.exam import BINS
 from tsdfm.compass.loss import nce
 from tsdfm.compass.negatives import STRATEGIES, Strategy
 from tsdfm.compass.settings import NegativeSettings
-from tsdfm.compass.task import scores
 from tsdfm.errors import UserError
 
 SOURCES = ("uniform", "mask")
@@ -210,20 +208,3 @@ def test_ranges_can_be_given():
 
 def test_counts_used_here_have_unseen_and_common_tokens():
     assert make_counts().min() < 10 < 1000 < make_counts().max()
-
-
-def test_less_than_a_pair_does_not_choose_a_checkpoint() -> None:
-    """The strategies have slightly different numbers of pairs, so that the same number of right ones scores apart."""
-    negatives = make_negatives(mixture=("random_replace=1", "token_repeat=1"))
-    curve = {f"bin {i}": float(-i) for i in range(BINS + 1)}
-    asked = {"asked random_replace": 254.0, "asked token_repeat": 252.0}
-
-    def told(random: float, repeat: float, processes: int = 1) -> dict[str, float]:
-        right = {"right random_replace": random, "right token_repeat": repeat}
-        return scores({n: x / processes for n, x in {**right, **asked, **curve}.items()}, negatives, processes)
-
-    one, other, worse = told(253, 250), told(252, 251), told(252, 250)
-    assert one["score"] != other["score"]
-    assert one["shortfall"] == other["shortfall"] == told(253, 250, 2)["shortfall"] < worse["shortfall"]
-    assert one["smooth_pct"] == 1
-    assert one["shortfall"] == pytest.approx(3 / 506)

@@ -15,10 +15,13 @@ from ship_parts import a_spec
 import tsdfm
 from tsdfm.cli import main
 from tsdfm.compass.model import load_compass
+from tsdfm.compass.settings import CompassSettings
 from tsdfm.engine import bundle
 from tsdfm.engine.manifest import file_sha256
 from tsdfm.errors import UserError
 from tsdfm.nn.velocity import load_velocity
+from tsdfm.student.settings import StudentSettings
+from tsdfm.teacher.settings import TeacherSettings
 
 Capture = pytest.CaptureFixture[str]
 
@@ -38,13 +41,10 @@ def test_an_input_of_a_training_means_the_model_it_asks_for(models: Path, shippi
     teacher = tsdfm.load("tsdfm-small/teacher", "cpu").velocity.sha256
     assert load_velocity(Path("tsdfm-small"), role="teacher").sha256 == teacher
     assert load_velocity(home, role="teacher").sha256 == load_velocity(home / "teacher").sha256 == teacher
-    for name, role in (
-        ("teacher", "teacher"),
-        ("compass", "compass"),
-        ("proposer", "student"),
-        ("init_from", "teacher"),
-    ):
+    for name, role in (("teacher", "teacher"), ("compass", "compass"), ("proposer", "student")):
         assert bundle.on_disk(Path("tsdfm-small"), name) == home / f"{role}.safetensors"
+    for stage, role in ((TeacherSettings, "teacher"), (CompassSettings, "compass"), (StudentSettings, "student")):
+        assert bundle.on_disk(Path("tsdfm-small"), "init_from", stage.START) == home / f"{role}.safetensors"
     assert bundle.on_disk(shipping / "teacher", "teacher") == shipping / "teacher"
     assert bundle.on_disk(home, "tokens") == home
 

@@ -34,8 +34,8 @@ DEFAULT = "tsdfm-small"
 STAGE = "ship"
 FORMAT = 1
 ROLES = ("student", "teacher", "compass")
-INPUTS = {"teacher": "teacher", "init_from": "teacher", "compass": "compass", "proposer": "student"}
-"""Inputs of a training that may be a bundle's, and which of its models they mean."""
+INPUTS = {"teacher": "teacher", "compass": "compass", "proposer": "student"}
+"""Inputs of a training that may be a bundle's, and which of its models they mean; of init_from the stage says it."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 MEND = "copy the bundle again, or install tsdfm again if it came with it"
 

@@ -50,7 +50,7 @@ def input_path(settings: Any, name: str) -> Path | None:
     from tsdfm.engine.bundle import on_disk
 
     found: Path | None = settings.ratio.proposer if name == "proposer" else getattr(settings, name)
-    start = getattr(settings, "START", None) if name == "init_from" else None
+    start = settings.START if name == "init_from" else None
     return found if found is None else on_disk(found, name, start)
 
 

@@ -43,7 +43,7 @@ def spec_for(settings: TeacherSettings, rows: TokenRows) -> VelocitySpec:
 def record_for(settings: TeacherSettings, spec: VelocitySpec) -> Record:
     """What the run's manifests say, and what a resumed run must share with its checkpoint."""
     same = replace(spec, shape=replace(spec.shape, checkpoint=False))  # costs time, saves memory, changes no number
-    origin = on_disk(settings.init_from, "init_from") if settings.init_from is not None else None
+    origin = on_disk(settings.init_from, "init_from", settings.START) if settings.init_from is not None else None
     start = {"init_from": origin} if origin is not None else {}
     return Record(
         stage="teacher",
@@ -57,7 +57,7 @@ def record_for(settings: TeacherSettings, spec: VelocitySpec) -> Record:
 
 def start_from(task: TeacherTask, spec: VelocitySpec, path: Path) -> None:
     """Begin a new run with the averaged weights of another, or of a bundle's teacher."""
-    other = load_velocity(path, role="teacher")
+    other = load_velocity(path, role=TeacherSettings.START)
     spec.match(other.spec, f"the model to start from, {path},")
     try:
         task.model.load_state_dict(other.net.state_dict())

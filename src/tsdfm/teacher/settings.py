@@ -16,6 +16,8 @@ from tsdfm.settings import option, required
 class TeacherSettings:
     """The teacher stage: a velocity network trained on rows of tokens."""
 
+    START = "teacher"  # which of a bundle's models its folder means in init_from
+
     tokens: Path = required("the tokens folder to train on")
     out: Path = required("folder for the run")
     source: Literal["uniform", "mask"] = option("uniform", "what x_0 is: random tokens, or [MASK] everywhere")
