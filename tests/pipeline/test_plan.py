@@ -8,8 +8,9 @@ import pytest
 from tsdfm.errors import UserError
 from tsdfm.pipeline import overrides, plan
 from tsdfm.pipeline.done import comparable
-from tsdfm.pipeline.models import all_named, in_order
+from tsdfm.pipeline.models import Places, all_named, in_order
 from tsdfm.pipeline.plan import seeded, sources_of
+from tsdfm.pipeline.reports import models_of
 from tsdfm.recipes import load_recipe, shipped
 from tsdfm.settings import build
 from tsdfm.student.settings import StudentSettings
@@ -22,7 +23,7 @@ def recipe(**more: Any) -> dict[str, Any]:
 
 
 def named(plain: dict[str, Any], source: str = "uniform") -> dict[str, Any]:
-    return {n.name: n.given for n in all_named(plain, source, OUT)}
+    return {n.name: n.given for n in all_named(plain, Places.of(plain, source, OUT))}
 
 
 def test_names_stand_for_the_run_of_the_same_source() -> None:
@@ -43,7 +44,47 @@ def test_names_stand_for_the_run_of_the_same_source() -> None:
     assert found["other"]["init_from"] == "elsewhere/run"
     assert found["other"]["compass"] == OUT / "compass-mask"  # implied by the policy
     assert "compass" not in found["fs-dfm"]
-    assert [n.name for n in in_order(all_named(plain, "mask", OUT))] == ["compass", "fs-dfm", "ratio", "ts", "other"]
+    assert [n.name for n in in_order(all_named(plain, Places.of(plain, "mask", OUT)))] == [
+        "compass",
+        "fs-dfm",
+        "ratio",
+        "ts",
+        "other",
+    ]
+
+
+def test_what_is_used_is_not_trained(tmp_path: Path) -> None:
+    plain = recipe(
+        compasses={"longer": {"init_from": "compass"}},
+        students={
+            "fs-dfm": {"use": str(tmp_path)},
+            "fs-more": {"like": "fs-dfm"},
+            "ts": {"policy": "sequence", "init_from": "fs-dfm"},
+            "ts-teacher": {"policy": "sequence", "init_from": "teacher", "compass": "longer"},
+        },
+        source={"uniform": {"teacher": {"use": "tsdfm-small/teacher"}, "compass": {"use": "tsdfm-small"}}},
+    )
+    found = named(plain)
+    assert found["fs-more"]["init_from"] == Path("tsdfm-small/teacher")  # what it is like is used; it is trained
+    assert (found["ts"]["init_from"], found["ts"]["compass"]) == (tmp_path, Path("tsdfm-small"))
+    assert found["longer"]["init_from"] == Path("tsdfm-small")
+    assert found["ts-teacher"]["compass"] == OUT / "longer-uniform"
+    stages = {stage.key: stage.after for stage in plan({**plain, "sources": ["uniform"]}, OUT) if stage.key}
+    assert set(stages) == {"longer-uniform", "fs-more-uniform", "ts-uniform", "ts-teacher-uniform"}
+    assert stages["ts-uniform"] == stages["longer-uniform"] == frozenset()
+    assert stages["ts-teacher-uniform"] == {"longer-uniform"}
+    mask = {stage.key for stage in plan({**plain, "sources": ["mask"]}, OUT)}
+    assert {"teacher-mask", "compass-mask"} <= mask
+
+
+def test_what_is_used_is_measured_with_the_others() -> None:
+    plain = recipe(students={"fs-dfm": {}}, source={"uniform": {"teacher": {"use": "tsdfm-small/teacher"}}})
+    assert models_of(plain, OUT) == [Path("tsdfm-small/teacher"), OUT / "fs-dfm-uniform"]
+
+
+def test_a_model_to_use_must_be_there() -> None:
+    with pytest.raises(UserError, match="teacher: use says no/such, and there is no such run"):
+        plan(recipe(source={"uniform": {"teacher": {"use": "no/such"}}}), OUT)
 
 
 def test_like_starts_from_another_students_settings_for_the_source() -> None:
@@ -123,13 +164,13 @@ def test_every_shipped_recipe_plans(name: str) -> None:
 
 @pytest.mark.parametrize("name", shipped())
 def test_students_learn_by_the_papers_divergence(name: str) -> None:
-    """But for those of `reference`, whose figures were taken with FS-DFM's."""
+    """But for those that say so in their name."""
     plain = load_recipe(name)
     for source in sources_of(plain):
-        found = {n.name: n.given for n in all_named(plain, source, OUT) if n.kind == "student"}
+        found = {n.name: n.given for n in all_named(plain, Places.of(plain, source, OUT)) if n.kind == "student"}
         for student, given in found.items():
             made = build(StudentSettings, {"tokens": OUT, "out": OUT, **given})
-            forward = name == "reference" and not student.endswith("-reverse")
+            forward = student.endswith("-forward")
             assert made.divergence == ("forward" if forward else "reverse"), student
 
 
@@ -189,7 +230,7 @@ def test_a_section_may_be_for_one_source_and_what_is_like_it_too() -> None:
     assert "sources" not in named(plain)["only"]
     plain["students"]["both"]["init_from"] = "only"
     with pytest.raises(UserError, match="does not have: both"):
-        in_order(all_named(plain, "mask", OUT))
+        in_order(all_named(plain, Places.of(plain, "mask", OUT)))
     plain["students"]["only"]["sources"] = "masks"
     with pytest.raises(UserError, match=r"unknown source of only 'masks'.*'mask'"):
         named(plain)

@@ -1,4 +1,7 @@
-"""What is trained for one source: the teacher, and the compasses and students in the order they need each other."""
+"""What is trained for one source: the teacher, and the compasses and students in the order they need each other.
+
+A section with `use = PATH` trains nothing: that run, checkpoint or bundle takes the place of the model.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tsdfm.engine.bundle import find_shipped
 from tsdfm.errors import UserError
 from tsdfm.pipeline.done import examine, train
 from tsdfm.pipeline.plan import SOURCES, Stage, check_names, section
@@ -15,6 +19,7 @@ from tsdfm.settings import build, merge, nearest
 
 MODEL_FIELDS = ("init_from", "teacher", "compass", "proposer")
 """Settings that take a model: the name of another section, or a path."""
+USE = "use"
 
 
 @dataclass(frozen=True)
@@ -38,41 +43,67 @@ def names_of(recipe: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def folder_of(name: str, source: str, out: Path) -> Path:
-    """Where a model's run lies."""
-    return out / f"{name}-{source}"
+@dataclass(frozen=True)
+class Places:
+    """Where the models of one source lie: in a folder of `out`, or where their section's `use` says."""
+
+    source: str
+    out: Path
+    used: Mapping[str, Path]
+
+    @classmethod
+    def of(cls, recipe: Mapping[str, Any], source: str, out: Path) -> Places:
+        """Look through the recipe's sections; a `use` that is not there is refused."""
+        sections = {name: section(recipe, name, source) for name in ("teacher", "compass")}
+        for many in ("compasses", "students"):
+            sections |= {name: table(section(recipe, many, source), name) for name in section(recipe, many, source)}
+        used = {name: Path(given[USE]) for name, given in sections.items() if given.get(USE) is not None}
+        for name, path in used.items():
+            if not path.exists() and find_shipped(path) is None:
+                raise UserError(f"{name}: use says {path}, and there is no such run, checkpoint or shipped model")
+        return cls(source, out, used)
+
+    def __getitem__(self, name: str) -> Path:
+        """A model's run, checkpoint or bundle."""
+        return self.used.get(name) or self.out / f"{name}-{self.source}"
+
+    def key(self, name: str) -> str:
+        """What the run of a model that is trained here is called."""
+        return f"{name}-{self.source}"
 
 
 def student_names(recipe: Mapping[str, Any], source: str) -> list[str]:
     """The students of a recipe that one source has."""
-    return [named.name for named in all_named(recipe, source, Path()) if named.kind == "student"]
+    return [named.name for named in all_named(recipe, Places.of(recipe, source, Path())) if named.kind == "student"]
 
 
 def source_stages(recipe: Mapping[str, Any], source: str, out: Path) -> list[Stage]:
     """Everything that is trained for one source."""
-    stages = [teacher_stage(recipe, source, out)] if "teacher" in recipe else []
-    for named in in_order(all_named(recipe, source, out)):
+    places = Places.of(recipe, source, out)
+    stages = [teacher_stage(recipe, places)] if "teacher" in recipe and "teacher" not in places.used else []
+    found = all_named(recipe, places)
+    for named in in_order([named for named in found if named.name not in places.used]):
         make = compass_stages if named.kind == "compass" else student_stages
-        stages += make(named, recipe, source, out)
+        stages += make(named, recipe, places)
     return stages
 
 
-def teacher_stage(recipe: Mapping[str, Any], source: str, out: Path) -> Stage:
+def teacher_stage(recipe: Mapping[str, Any], places: Places) -> Stage:
     """The teacher of one source."""
     from tsdfm.flow.schedule import schedule_from
     from tsdfm.teacher.run import run
     from tsdfm.teacher.settings import TeacherSettings
 
-    given = {"tokens": out / "tokens", **section(recipe, "teacher", source)}
-    settings = build(TeacherSettings, {**given, "source": source, "out": folder_of("teacher", source, out)}, "teacher")
+    given = {"tokens": places.out / "tokens", **section(recipe, "teacher", places.source)}
+    settings = build(TeacherSettings, {**given, "source": places.source, "out": places["teacher"]}, "teacher")
     settings.net.shape()
     schedule_from(settings.schedule)
-    return Stage(f"teacher, {source} source", lambda: train(run, settings), settings.out.name)
+    return Stage(f"teacher, {places.source} source", lambda: train(run, settings), settings.out.name)
 
 
-def all_named(recipe: Mapping[str, Any], source: str, out: Path) -> list[Named]:
+def all_named(recipe: Mapping[str, Any], places: Places) -> list[Named]:
     """The compasses and students with their settings for one source, paths in the place of names."""
-    known, found = names_of(recipe), []
+    known, source, found = names_of(recipe), places.source, []
     base = {"compass": section(recipe, "compass", source), "student": section(recipe, "student", source)}
     own = {
         "compass": {"compass": {}, **section(recipe, "compasses", source)},
@@ -82,12 +113,13 @@ def all_named(recipe: Mapping[str, Any], source: str, out: Path) -> list[Named]:
         if kind == "teacher":
             continue
         given = merge(base[kind], own_settings(own[kind], name))
+        given.pop(USE, None)
         if source not in wanted_by(given.pop("sources", None), name, source):
             continue
         if kind == "student":
             given = student_defaults(given, name, known)
         needs: set[str] = set()
-        placed = place(given, known, source, out, needs)
+        placed = place(given, known, places, needs)
         found.append(Named(name, kind, placed, frozenset(needs)))
     return found
 
@@ -102,6 +134,8 @@ def wanted_by(sources: Any, name: str, source: str) -> list[str]:
 def own_settings(own: Mapping[str, Any], name: str, seen: tuple[str, ...] = ()) -> dict[str, Any]:
     """What a section says itself, laid over the one it is `like`."""
     given = table(own, name)
+    if seen:
+        given.pop(USE, None)  # of the one it is like
     like = given.pop("like", None)
     if like is None:
         return given
@@ -122,17 +156,15 @@ def student_defaults(given: dict[str, Any], name: str, known: Mapping[str, str])
     return {**implied, "name": name, **given}
 
 
-def place(
-    given: Mapping[str, Any], known: Mapping[str, str], source: str, out: Path, needs: set[str]
-) -> dict[str, Any]:
-    """Plain settings with the folders of the models they name; adds the names to `needs`."""
+def place(given: Mapping[str, Any], known: Mapping[str, str], places: Places, needs: set[str]) -> dict[str, Any]:
+    """Plain settings with the places of the models they name; adds the names of those trained here to `needs`."""
     placed: dict[str, Any] = {}
     for key, value in given.items():
         if isinstance(value, Mapping):
-            placed[key] = place(value, known, source, out, needs)
+            placed[key] = place(value, known, places, needs)
         elif key in MODEL_FIELDS and value in known:
-            needs.add(value)
-            placed[key] = folder_of(value, source, out)
+            needs |= {value} - set(places.used)
+            placed[key] = places[value]
         else:
             placed[key] = value
     return placed
@@ -152,41 +184,41 @@ def in_order(found: list[Named]) -> list[Named]:
     return ordered
 
 
-def compass_stages(named: Named, recipe: Mapping[str, Any], source: str, out: Path) -> list[Stage]:
+def compass_stages(named: Named, recipe: Mapping[str, Any], places: Places) -> list[Stage]:
     """A compass, and its examination."""
     from tsdfm.compass.negatives import STRATEGIES
     from tsdfm.compass.run import run
     from tsdfm.compass.settings import CompassSettings, ValidateSettings
 
-    inputs = {"tokens": out / "tokens", "teacher": folder_of("teacher", source, out)}
-    place_ = folder_of(named.name, source, out)
-    settings = build(CompassSettings, {**inputs, **named.given, "out": place_}, section_name(named))
+    source, home = places.source, places[named.name]
+    inputs = {"tokens": places.out / "tokens", "teacher": places["teacher"]}
+    settings = build(CompassSettings, {**inputs, **named.given, "out": home}, section_name(named))
     settings.net.shape()
     check_names(settings.corrupt.weights(), tuple(STRATEGIES), "strategy")
-    exam = build(ValidateSettings, {**section(recipe, "validate", source), "compass": place_}, "validate")
-    after = keys_needed(named, source, "teacher")
+    exam = build(ValidateSettings, {**section(recipe, "validate", source), "compass": home}, "validate")
+    after = keys_needed(named, places, "teacher")
     return [
-        Stage(f"{title(named)}, {source} source", lambda: train(run, settings), place_.name, after),
-        Stage(f"{title(named)} validation, {source} source", lambda: examine(exam), place_.name, after),
+        Stage(f"{title(named)}, {source} source", lambda: train(run, settings), home.name, after),
+        Stage(f"{title(named)} validation, {source} source", lambda: examine(exam), home.name, after),
     ]
 
 
-def student_stages(named: Named, recipe: Mapping[str, Any], source: str, out: Path) -> list[Stage]:
+def student_stages(named: Named, recipe: Mapping[str, Any], places: Places) -> list[Stage]:
     """A student."""
     from tsdfm.student.run import run
     from tsdfm.student.settings import StudentSettings
     from tsdfm.student.steps import large_share, weights_of
 
-    given = {"tokens": out / "tokens", **named.given, "out": folder_of(named.name, source, out)}
+    given = {"tokens": places.out / "tokens", **named.given, "out": places[named.name]}
     settings = build(StudentSettings, given, section_name(named))
     large_share(weights_of(settings.levels, settings.level_weights), settings.share)
-    name = f"{title(named)}, {source} source"
-    return [Stage(name, lambda: train(run, settings), settings.out.name, keys_needed(named, source))]
+    name = f"{title(named)}, {places.source} source"
+    return [Stage(name, lambda: train(run, settings), settings.out.name, keys_needed(named, places))]
 
 
-def keys_needed(named: Named, source: str, *more: str) -> frozenset[str]:
-    """The folder names of the models it needs."""
-    return frozenset(folder_of(name, source, Path()).name for name in (*named.needs, *more))
+def keys_needed(named: Named, places: Places, *more: str) -> frozenset[str]:
+    """The folder names of the models it needs that are trained here."""
+    return frozenset(places.key(name) for name in {*named.needs, *more} - set(places.used))
 
 
 def section_name(named: Named) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tsdfm.engine.manifest import read_json, write_json
 from tsdfm.errors import UserError
-from tsdfm.pipeline.models import folder_of, names_of, student_names
+from tsdfm.pipeline.models import Places, names_of, student_names
 from tsdfm.pipeline.plan import Stage, check_names, sources_of
 from tsdfm.recipes import table
 from tsdfm.settings import Name, build, option
@@ -53,7 +53,8 @@ def report_stages(recipe: Mapping[str, Any], out: Path) -> list[Stage]:
     """Everything after the training."""
     stages, sources = [], sources_of(recipe)
     if "compass" in recipe:
-        folders = {source: folder_of("compass", source, out) for source in sources}
+        places = {source: Places.of(recipe, source, out) for source in sources}
+        folders = {source: place["compass"] for source, place in places.items() if "compass" not in place.used}
         stages.append(Stage("compass report", lambda: collect_validations(folders, out / "report")))
     if "measure" in recipe:
         stages.append(measure_stage(recipe, out))
@@ -75,7 +76,8 @@ def models_of(recipe: Mapping[str, Any], out: Path) -> list[Path]:
 def writers(recipe: Mapping[str, Any], source: str, out: Path) -> list[Path]:
     """The runs of one source's teacher and students."""
     names = [*(["teacher"] if "teacher" in recipe else []), *student_names(recipe, source)]
-    return [folder_of(name, source, out) for name in names]
+    places = Places.of(recipe, source, out)
+    return [places[name] for name in names]
 
 
 def measure_stage(recipe: Mapping[str, Any], out: Path) -> Stage:
@@ -116,10 +118,10 @@ def page_stages(recipe: Mapping[str, Any], out: Path) -> list[Stage]:
     judged = [name for name in wanted.tables if name in JUDGED]
     if judged and not (measured.world or measured.judges):
         raise UserError(f"report {judged[0]} {NO_JUDGE}")
-    stages = []
+    stages, used = [], [run for run in models_of(recipe, out) if run.parent != out]
     for name in wanted.tables:
         verb = VERBS[f"report {name}"]
-        settings = build(load(verb.settings), {"runs": [out], **table(sections, name)}, f"report.{name}")
+        settings = build(load(verb.settings), {"runs": [out, *used], **table(sections, name)}, f"report.{name}")
         stages.append(Stage(f"report {name}", partial(load(verb.run), settings)))
     if wanted.trajectories:
         stages.append(Stage("trajectories", lambda: record_all(recipe, out, wanted.trajectories)))
@@ -135,7 +137,7 @@ def record_all(recipe: Mapping[str, Any], out: Path, steps: int) -> None:
     folder, seed = out / "report" / "trajectories", int(recipe.get("seed", 0))
     shutil.rmtree(folder, ignore_errors=True)  # those of other steps or of models that are gone
     for source in sources_of(recipe):
-        compass = folder_of("compass", source, out) if "compass" in names_of(recipe) else None
+        compass = Places.of(recipe, source, out)["compass"] if "compass" in names_of(recipe) else None
         record_trajectories(writers(recipe, source, out), compass, folder, steps=steps, seed=seed)
 
 

@@ -111,7 +111,7 @@ class FrontierSettings(ReportSettings):
     draws: int = option(400, "bootstrap draws of the intervals")
     unigram: str = option("", "the method (control, say) that is also swept with a unigram bias of its logits")
     against: tuple[Name, ...] = option(
-        ("fs-dfm", "control-time", "control-probabilities", "control-reverse", "ts-random", "ts-longer", "ts-dfm"),
+        ("fs-dfm", "control-time", "control-probabilities", "control-forward", "ts-random", "ts-longer", "ts-dfm"),
         "methods that each is compared with too, where they are",
     )
 
