@@ -20,6 +20,7 @@ from tsdfm.engine.manifest import file_sha256
 from tsdfm.errors import UserError
 from tsdfm.nn.velocity import Velocity, load_velocity
 from tsdfm.ship.check import moments_of
+from tsdfm.ship.run import named
 
 FILES = ["card.md", "compass.safetensors", "manifest.json", "student.safetensors", "teacher.safetensors"]
 
@@ -37,6 +38,12 @@ def by_hand(file: Path) -> dict[str, torch.Tensor]:
         else:
             out[name] = tensor.float()
     return out
+
+
+def test_what_a_model_started_from_is_told_without_its_place() -> None:
+    assert named("/a/b/fs-dfm-uniform") == "fs-dfm-uniform"
+    assert named("/a/models/tsdfm-small/teacher.safetensors") == "tsdfm-small/teacher"
+    assert named(None) is None
 
 
 def test_what_is_in_it(shipping: Path) -> None:

@@ -17,11 +17,14 @@ from tsdfm.cli import main
 from tsdfm.compass.model import load_compass
 from tsdfm.compass.settings import CompassSettings
 from tsdfm.engine import bundle
+from tsdfm.engine.bundle import find_shipped
 from tsdfm.engine.manifest import file_sha256
 from tsdfm.errors import UserError
 from tsdfm.nn.velocity import load_velocity
 from tsdfm.student.settings import StudentSettings
 from tsdfm.teacher.settings import TeacherSettings
+from tsdfm.view.find import played
+from tsdfm.view.settings import ViewSettings
 
 Capture = pytest.CaptureFixture[str]
 
@@ -164,6 +167,18 @@ def test_viewing_without_arguments(models: Path) -> None:
         states = torch.tensor([row["start"] for row in panel["rows"]])
         energies = load_compass("tsdfm-small", "cpu").energy(states).tolist()
         assert [row["energy"] for row in panel["rows"]] == pytest.approx(energies, abs=1e-3)
+
+
+def test_viewing_plays_each_at_its_own_temperature(models: Path) -> None:
+    file = models / "tsdfm-small" / "manifest.json"
+    own = {"n": 1, "steps": 8, "temperature": 0.25, "jump": "auto"}
+    file.write_text(json.dumps({**json.loads(file.read_text()), "defaults": own}))
+    found = find_shipped(Path("tsdfm-small"))
+    assert found is not None
+    teacher, student = played(found[0], None, ViewSettings(n=1))
+    for way, name, temperature in ((teacher, "tsdfm-small/teacher", 1.0), (student, "tsdfm-small", 0.25)):
+        made = tsdfm.load(name).sample(1, 8, 0, temperature=temperature).tokens
+        assert list(list(way.rows[0].states())[-1][0]) == made[0].tolist()
 
 
 def test_viewing_in_the_terminal(models: Path, capsys: pytest.CaptureFixture[str]) -> None:

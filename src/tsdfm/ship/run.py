@@ -117,7 +117,7 @@ def write_member(folder: Path, role: str, model: Velocity | Compass, kind: str) 
         "step": state["step"],
         "tokens": state.get("tokens"),
         "run": run_folder(model.checkpoint).resolve().name,
-        "parent": bare(parent.get("path")),
+        "parent": named(parent.get("path")),
         "packed_from": model.sha256,
         "settings": bare(manifest.get("settings")),
         "seed": manifest.get("seed"),
@@ -135,6 +135,18 @@ def compare(folder: Path, originals: Originals, members: dict[str, dict[str, Any
             members[role]["change"] = energy_change(model, load_compass(folder / role, "cpu"), student, moments)
         else:
             members[role]["change"] = prediction_change(model, load_velocity(folder / role), moments)
+
+
+def named(parent: str | None) -> str | None:
+    """What a model started from, without its place: the run's folder, or BUNDLE/teacher for a bundle's packed file.
+
+    >>> named("a/b/teacher-uniform"), named("a/tsdfm-small/teacher.safetensors")
+    ('teacher-uniform', 'tsdfm-small/teacher')
+    """
+    if parent is None or not parent.endswith(".safetensors"):
+        return None if parent is None else str(bare(parent))
+    place = Path(parent)
+    return f"{place.parent.name}/{place.stem}"
 
 
 def bare(value: Any) -> Any:

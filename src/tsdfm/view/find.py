@@ -58,7 +58,8 @@ def beside(model: Path) -> Path | None:
 def played(bundle: Bundle, role: str | None, settings: ViewSettings) -> list[Trajectory]:
     """A bundle's teacher against its student, or the one that was named, scored by its compass.
 
-    Both write at the temperature the bundle asks for, so that they differ by nothing but themselves.
+    Each writes as it does by default: the student at the temperature and with the jump its bundle asks for, the teacher
+    at T = 1.
     """
     from tsdfm.samples.defaults import defaults_of
     from tsdfm.samples.model import load
@@ -68,8 +69,8 @@ def played(bundle: Bundle, role: str | None, settings: ViewSettings) -> list[Tra
     compass = settings.compass or (bundle.folder / "compass" if "compass" in bundle.roles else None)
     ways = []
     for each in [role] if role else [name for name in ("teacher", "student") if name in bundle.roles]:
-        jump = own.jump if each == "student" else "auto"
-        model, temperature = load(bundle.folder / each), own.temperature
+        jump, temperature = (own.jump, own.temperature) if each == "student" else ("auto", 1.0)
+        model = load(bundle.folder / each)
         ways.append(
             record(
                 model,
