@@ -10,7 +10,7 @@ from tsdfm.pipeline import overrides, plan
 from tsdfm.pipeline.done import comparable
 from tsdfm.pipeline.models import Places, all_named, in_order
 from tsdfm.pipeline.plan import seeded, sources_of
-from tsdfm.pipeline.reports import models_of
+from tsdfm.pipeline.reports import examined, models_of
 from tsdfm.recipes import load_recipe, shipped
 from tsdfm.settings import build
 from tsdfm.student.settings import StudentSettings
@@ -80,6 +80,17 @@ def test_what_is_used_is_not_trained(tmp_path: Path) -> None:
 def test_what_is_used_is_measured_with_the_others() -> None:
     plain = recipe(students={"fs-dfm": {}}, source={"uniform": {"teacher": {"use": "tsdfm-small/teacher"}}})
     assert models_of(plain, OUT) == [Path("tsdfm-small/teacher"), OUT / "fs-dfm-uniform"]
+
+
+def test_a_used_compass_is_told_of_if_it_was_validated(tmp_path: Path) -> None:
+    def told(used: str) -> list[str]:
+        plain = recipe(source={"uniform": {"compass": {"use": used}}}, report={"tables": ["compass"], "page": False})
+        return [stage.name for stage in plan(plain, OUT) if not stage.key and "compass" in stage.name]
+
+    assert told("tsdfm-small") == []
+    (tmp_path / "validation.json").write_text("{}")
+    assert told(str(tmp_path)) == ["compass report", "report compass"]
+    assert examined({**recipe(), "sources": ["mask"]}, OUT) == {"mask": OUT / "compass-mask"}
 
 
 def test_a_model_to_use_must_be_there() -> None:

@@ -51,16 +51,25 @@ class Section:
 
 def report_stages(recipe: Mapping[str, Any], out: Path) -> list[Stage]:
     """Everything after the training."""
-    stages, sources = [], sources_of(recipe)
-    if "compass" in recipe:
-        places = {source: Places.of(recipe, source, out) for source in sources}
-        folders = {source: place["compass"] for source, place in places.items() if "compass" not in place.used}
+    stages = []
+    folders = examined(recipe, out)
+    if folders:
         stages.append(Stage("compass report", lambda: collect_validations(folders, out / "report")))
     if "measure" in recipe:
         stages.append(measure_stage(recipe, out))
     if "report" in recipe:
         stages += page_stages(recipe, out)
     return stages
+
+
+def examined(recipe: Mapping[str, Any], out: Path) -> dict[str, Path]:
+    """The compass of each source that is validated here, or that is used from elsewhere and was validated there."""
+    if "compass" not in recipe:
+        return {}
+    places = [Places.of(recipe, source, out) for source in sources_of(recipe)]
+    there = {place.source: place["compass"] for place in places}
+    trained = {place.source for place in places if "compass" not in place.used}
+    return {s: path for s, path in there.items() if s in trained or (path / "validation.json").is_file()}
 
 
 def collect_validations(folders: Mapping[str, Path], report: Path) -> None:
@@ -118,10 +127,13 @@ def page_stages(recipe: Mapping[str, Any], out: Path) -> list[Stage]:
     judged = [name for name in wanted.tables if name in JUDGED]
     if judged and not (measured.world or measured.judges):
         raise UserError(f"report {judged[0]} {NO_JUDGE}")
-    stages, used = [], [run for run in models_of(recipe, out) if run.parent != out]
+    compasses, stages = examined(recipe, out), []
     for name in wanted.tables:
-        verb = VERBS[f"report {name}"]
-        settings = build(load(verb.settings), {"runs": [out, *used], **table(sections, name)}, f"report.{name}")
+        if name == "compass" and not compasses:
+            continue  # one that is used from elsewhere, and was not examined there
+        verb, models = VERBS[f"report {name}"], compasses.values() if name == "compass" else models_of(recipe, out)
+        runs = [out, *(run for run in models if run.parent != out)]
+        settings = build(load(verb.settings), {"runs": runs, **table(sections, name)}, f"report.{name}")
         stages.append(Stage(f"report {name}", partial(load(verb.run), settings)))
     if wanted.trajectories:
         stages.append(Stage("trajectories", lambda: record_all(recipe, out, wanted.trajectories)))
