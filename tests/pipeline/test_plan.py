@@ -8,9 +8,9 @@ import pytest
 from tsdfm.errors import UserError
 from tsdfm.pipeline import overrides, plan
 from tsdfm.pipeline.done import comparable
-from tsdfm.pipeline.models import Places, all_named, in_order
+from tsdfm.pipeline.models import all_named, in_order
+from tsdfm.pipeline.places import Places
 from tsdfm.pipeline.plan import seeded, sources_of
-from tsdfm.pipeline.reports import examined, models_of
 from tsdfm.recipes import load_recipe, shipped
 from tsdfm.settings import build
 from tsdfm.student.settings import StudentSettings
@@ -51,51 +51,6 @@ def test_names_stand_for_the_run_of_the_same_source() -> None:
         "ts",
         "other",
     ]
-
-
-def test_what_is_used_is_not_trained(tmp_path: Path) -> None:
-    plain = recipe(
-        compasses={"longer": {"init_from": "compass"}},
-        students={
-            "fs-dfm": {"use": str(tmp_path)},
-            "fs-more": {"like": "fs-dfm"},
-            "ts": {"policy": "sequence", "init_from": "fs-dfm"},
-            "ts-teacher": {"policy": "sequence", "init_from": "teacher", "compass": "longer"},
-        },
-        source={"uniform": {"teacher": {"use": "tsdfm-small/teacher"}, "compass": {"use": "tsdfm-small"}}},
-    )
-    found = named(plain)
-    assert found["fs-more"]["init_from"] == Path("tsdfm-small/teacher")  # what it is like is used; it is trained
-    assert (found["ts"]["init_from"], found["ts"]["compass"]) == (tmp_path, Path("tsdfm-small"))
-    assert found["longer"]["init_from"] == Path("tsdfm-small")
-    assert found["ts-teacher"]["compass"] == OUT / "longer-uniform"
-    stages = {stage.key: stage.after for stage in plan({**plain, "sources": ["uniform"]}, OUT) if stage.key}
-    assert set(stages) == {"longer-uniform", "fs-more-uniform", "ts-uniform", "ts-teacher-uniform"}
-    assert stages["ts-uniform"] == stages["longer-uniform"] == frozenset()
-    assert stages["ts-teacher-uniform"] == {"longer-uniform"}
-    mask = {stage.key for stage in plan({**plain, "sources": ["mask"]}, OUT)}
-    assert {"teacher-mask", "compass-mask"} <= mask
-
-
-def test_what_is_used_is_measured_with_the_others() -> None:
-    plain = recipe(students={"fs-dfm": {}}, source={"uniform": {"teacher": {"use": "tsdfm-small/teacher"}}})
-    assert models_of(plain, OUT) == [Path("tsdfm-small/teacher"), OUT / "fs-dfm-uniform"]
-
-
-def test_a_used_compass_is_told_of_if_it_was_validated(tmp_path: Path) -> None:
-    def told(used: str) -> list[str]:
-        plain = recipe(source={"uniform": {"compass": {"use": used}}}, report={"tables": ["compass"], "page": False})
-        return [stage.name for stage in plan(plain, OUT) if not stage.key and "compass" in stage.name]
-
-    assert told("tsdfm-small") == []
-    (tmp_path / "validation.json").write_text("{}")
-    assert told(str(tmp_path)) == ["compass report", "report compass"]
-    assert examined({**recipe(), "sources": ["mask"]}, OUT) == {"mask": OUT / "compass-mask"}
-
-
-def test_a_model_to_use_must_be_there() -> None:
-    with pytest.raises(UserError, match="teacher: use says no/such, and there is no such run"):
-        plan(recipe(source={"uniform": {"teacher": {"use": "no/such"}}}), OUT)
 
 
 def test_like_starts_from_another_students_settings_for_the_source() -> None:

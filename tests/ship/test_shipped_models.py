@@ -179,6 +179,7 @@ def test_viewing_plays_each_at_its_own_temperature(models: Path) -> None:
     for way, name, temperature in ((teacher, "tsdfm-small/teacher", 1.0), (student, "tsdfm-small", 0.25)):
         made = tsdfm.load(name).sample(1, 8, 0, temperature=temperature).tokens
         assert list(list(way.rows[0].states())[-1][0]) == made[0].tolist()
+    assert [way.method for way in (teacher, student)] == ["teacher", "ts-dfm, T = 0.25"]
 
 
 def test_viewing_in_the_terminal(models: Path, capsys: pytest.CaptureFixture[str]) -> None:

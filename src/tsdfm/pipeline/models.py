@@ -1,7 +1,4 @@
-"""What is trained for one source: the teacher, and the compasses and students in the order they need each other.
-
-A section with `use = PATH` trains nothing: that run, checkpoint or bundle takes the place of the model.
-"""
+"""What is trained for one source: the teacher, and the compasses and students in the order they need each other."""
 
 from __future__ import annotations
 
@@ -10,16 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tsdfm.engine.bundle import find_shipped
 from tsdfm.errors import UserError
 from tsdfm.pipeline.done import examine, train
+from tsdfm.pipeline.places import USE, Places
 from tsdfm.pipeline.plan import SOURCES, Stage, check_names, section
 from tsdfm.recipes import table
 from tsdfm.settings import build, merge, nearest
 
 MODEL_FIELDS = ("init_from", "teacher", "compass", "proposer")
 """Settings that take a model: the name of another section, or a path."""
-USE = "use"
 
 
 @dataclass(frozen=True)
@@ -41,35 +37,6 @@ def names_of(recipe: Mapping[str, Any]) -> dict[str, str]:
                 raise UserError(f"[{many}.{name}]: call it something else, of letters, digits, - _ and . (once)")
             found[name] = kind
     return found
-
-
-@dataclass(frozen=True)
-class Places:
-    """Where the models of one source lie: in a folder of `out`, or where their section's `use` says."""
-
-    source: str
-    out: Path
-    used: Mapping[str, Path]
-
-    @classmethod
-    def of(cls, recipe: Mapping[str, Any], source: str, out: Path) -> Places:
-        """Look through the recipe's sections; a `use` that is not there is refused."""
-        sections = {name: section(recipe, name, source) for name in ("teacher", "compass")}
-        for many in ("compasses", "students"):
-            sections |= {name: table(section(recipe, many, source), name) for name in section(recipe, many, source)}
-        used = {name: Path(given[USE]) for name, given in sections.items() if given.get(USE) is not None}
-        for name, path in used.items():
-            if not path.exists() and find_shipped(path) is None:
-                raise UserError(f"{name}: use says {path}, and there is no such run, checkpoint or shipped model")
-        return cls(source, out, used)
-
-    def __getitem__(self, name: str) -> Path:
-        """A model's run, checkpoint or bundle."""
-        return self.used.get(name) or self.out / f"{name}-{self.source}"
-
-    def key(self, name: str) -> str:
-        """What the run of a model that is trained here is called."""
-        return f"{name}-{self.source}"
 
 
 def student_names(recipe: Mapping[str, Any], source: str) -> list[str]:

@@ -33,11 +33,14 @@ class Stage:
 def plan(recipe: Mapping[str, Any], out: Path) -> list[Stage]:
     """The stages in order."""
     from tsdfm.pipeline.models import source_stages
+    from tsdfm.pipeline.places import used_stages
     from tsdfm.pipeline.reports import report_stages
 
     check_names(recipe, SECTIONS, "section")
     recipe = seeded(recipe)
-    stages = text_stages(recipe, out)
+    stages = [*text_stages(recipe, out), *used_stages(recipe, out)]
+    if "judge" in recipe:
+        stages.append(judge_stage(recipe, out))
     for source in sources_of(recipe):
         stages += source_stages(recipe, source, out)
     return stages + report_stages(recipe, out)
@@ -91,8 +94,6 @@ def text_stages(recipe: Mapping[str, Any], out: Path) -> list[Stage]:
         given = {"corpus": out / "corpus", "out": out / "tokens", **table(recipe, "tokens")}
         tokens = build(TokensSettings, given, "tokens")
         stages.append(Stage("tokens", lambda: make_tokens(tokens)))
-    if "judge" in recipe:
-        stages.append(judge_stage(recipe, out))
     return stages
 
 

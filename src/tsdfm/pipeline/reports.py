@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from tsdfm.engine.manifest import read_json, write_json
 from tsdfm.errors import UserError
-from tsdfm.pipeline.models import Places, names_of, student_names
+from tsdfm.pipeline.models import names_of, student_names
+from tsdfm.pipeline.places import Places
 from tsdfm.pipeline.plan import Stage, check_names, sources_of
 from tsdfm.recipes import table
 from tsdfm.settings import Name, build, option

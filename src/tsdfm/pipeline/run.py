@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from tsdfm.errors import UserError
 from tsdfm.pipeline.jobs import Crew, jobs_of, pipeline_command
-from tsdfm.pipeline.plan import Stage, plan
+from tsdfm.pipeline.places import Places
+from tsdfm.pipeline.plan import Stage, plan, sources_of
 from tsdfm.recipes import load_recipe
 from tsdfm.settings import merge, nearest, option, required
 
@@ -49,7 +50,7 @@ def run(settings: PipelineSettings, say: Callable[[str], None] = print) -> Path:
     recipe = merge(load_recipe(settings.recipe, extends=over.pop("extends", None)), over)
     stages = plan(recipe, settings.out)
     if settings.only is not None:
-        stages = [stage for stage in stages if stage.key == settings.only] or refuse(settings.only, stages)
+        stages = [stage for stage in stages if stage.key == settings.only] or refuse(settings.only, stages, recipe)
     elif settings.jobs > 1:
         return run_jobs(stages, settings, say)
     run_stages(stages, say)
@@ -77,8 +78,13 @@ def run_jobs(stages: Sequence[Stage], settings: PipelineSettings, say: Callable[
     return settings.out
 
 
-def refuse(only: str, stages: Sequence[Stage]) -> NoReturn:
-    """There is no such model."""
+def refuse(only: str, stages: Sequence[Stage], recipe: Mapping[str, Any]) -> NoReturn:
+    """There is no such model, or none to be trained."""
+    for source in sources_of(recipe):
+        places = Places.of(recipe, source, Path())
+        for name, used in places.used.items():
+            if places.key(name) == only:
+                raise UserError(f"{only} is not trained: the recipe uses {used.path}")
     raise UserError(
         f"the recipe trains no {only!r}{nearest(only, list(dict.fromkeys(stage.key for stage in stages if stage.key)))}"
     )

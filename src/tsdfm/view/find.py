@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tsdfm.engine.bundle import Bundle, default_model, find_shipped, unshipped
@@ -59,7 +60,7 @@ def played(bundle: Bundle, role: str | None, settings: ViewSettings) -> list[Tra
     """A bundle's teacher against its student, or the one that was named, scored by its compass.
 
     Each writes as it does by default: the student at the temperature and with the jump its bundle asks for, the teacher
-    at T = 1.
+    at T = 1. Another temperature than 1 stands beside the name.
     """
     from tsdfm.samples.defaults import defaults_of
     from tsdfm.samples.model import load
@@ -71,17 +72,16 @@ def played(bundle: Bundle, role: str | None, settings: ViewSettings) -> list[Tra
     for each in [role] if role else [name for name in ("teacher", "student") if name in bundle.roles]:
         jump, temperature = (own.jump, own.temperature) if each == "student" else ("auto", 1.0)
         model = load(bundle.folder / each)
-        ways.append(
-            record(
-                model,
-                compass,
-                steps=settings.steps,
-                n=settings.n,
-                seed=settings.seed,
-                temperature=temperature,
-                jump=jump,
-            )
+        way = record(
+            model,
+            compass,
+            steps=settings.steps,
+            n=settings.n,
+            seed=settings.seed,
+            temperature=temperature,
+            jump=jump,
         )
+        ways.append(way if temperature == 1.0 else replace(way, method=f"{way.method}, T = {temperature:g}"))
     return ways
 
 
