@@ -61,6 +61,12 @@ def test_what_is_used_is_measured_with_the_others(shipping: Path) -> None:
     assert models_of(plain, OUT) == [Path(used), OUT / "fs-dfm-uniform"]
 
 
+def test_what_is_for_one_source_is_used_for_it_alone(shipping: Path) -> None:
+    plain = recipe(students={"fs-dfm": {"use": str(shipping / "student"), "sources": ["uniform"]}})
+    assert set(Places.of(plain, "uniform", OUT).used) == {"fs-dfm"}
+    assert not Places.of(plain, "mask", OUT).used
+
+
 def test_a_used_compass_is_told_of_if_it_was_validated(shipping: Path, tmp_path: Path) -> None:
     def told(used: Path) -> list[str]:
         given = {"uniform": {"compass": {"use": str(used)}}}

@@ -9,8 +9,8 @@ from typing import Any
 
 from tsdfm.errors import UserError
 from tsdfm.pipeline.done import examine, train
-from tsdfm.pipeline.places import USE, Places
-from tsdfm.pipeline.plan import SOURCES, Stage, check_names, section
+from tsdfm.pipeline.places import USE, Places, wanted_by
+from tsdfm.pipeline.plan import Stage, check_names, section
 from tsdfm.recipes import table
 from tsdfm.settings import build, merge, nearest
 
@@ -88,13 +88,6 @@ def all_named(recipe: Mapping[str, Any], places: Places) -> list[Named]:
         needs: set[str] = set()
         placed = place(given, known, places, needs)
         found.append(Named(name, kind, placed, frozenset(needs)))
-    return found
-
-
-def wanted_by(sources: Any, name: str, source: str) -> list[str]:
-    """The sources a section is for: all, if it says nothing."""
-    found = [source] if sources is None else [sources] if isinstance(sources, str) else list(sources)
-    check_names(found, SOURCES, f"source of {name}")
     return found
 
 

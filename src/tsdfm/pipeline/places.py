@@ -16,7 +16,7 @@ from typing import Any
 from tsdfm.engine.bundle import find_shipped, find_weights
 from tsdfm.engine.manifest import NAME as MANIFEST
 from tsdfm.errors import UserError
-from tsdfm.pipeline.plan import Stage, section, sources_of
+from tsdfm.pipeline.plan import SOURCES, Stage, check_names, section, sources_of
 from tsdfm.recipes import table
 from tsdfm.tokens.rows import TokenRows
 
@@ -59,7 +59,8 @@ class Places:
         given = {name: (name, section(recipe, name, source)) for name in ("teacher", "compass")}
         for many, kind in (("compasses", "compass"), ("students", "student")):
             found = section(recipe, many, source)
-            given |= {name: (kind, table(found, name)) for name in found}
+            its = {name: table(found, name) for name in found}
+            given |= {n: (kind, own) for n, own in its.items() if source in wanted_by(own.get("sources"), n, source)}
         wanted = {name: (kind, its[USE]) for name, (kind, its) in given.items() if its.get(USE) is not None}
         return cls(source, out, {name: model_at(name, kind, use, source) for name, (kind, use) in wanted.items()})
 
@@ -70,6 +71,13 @@ class Places:
     def key(self, name: str) -> str:
         """What the run of a model that is trained here is called."""
         return f"{name}-{self.source}"
+
+
+def wanted_by(sources: Any, name: str, source: str) -> list[str]:
+    """The sources a section is for: all, if it says nothing."""
+    found = [source] if sources is None else [sources] if isinstance(sources, str) else list(sources)
+    check_names(found, SOURCES, f"source of {name}")
+    return found
 
 
 def model_at(name: str, kind: str, use: Any, source: str) -> Used:
