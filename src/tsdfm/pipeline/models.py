@@ -80,7 +80,7 @@ def all_named(recipe: Mapping[str, Any], places: Places) -> list[Named]:
         if kind == "teacher":
             continue
         given = merge(base[kind], own_settings(own[kind], name))
-        given.pop(USE, None)
+        given.pop(USE, None)  # `places` has it; that of a section it is like, or of [compass], is not its own
         if source not in wanted_by(given.pop("sources", None), name, source):
             continue
         if kind == "student":
@@ -94,8 +94,6 @@ def all_named(recipe: Mapping[str, Any], places: Places) -> list[Named]:
 def own_settings(own: Mapping[str, Any], name: str, seen: tuple[str, ...] = ()) -> dict[str, Any]:
     """What a section says itself, laid over the one it is `like`."""
     given = table(own, name)
-    if seen:
-        given.pop(USE, None)  # of the one it is like
     like = given.pop("like", None)
     if like is None:
         return given
