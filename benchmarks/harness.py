@@ -25,9 +25,9 @@ from rich.table import Table
 
 from tsdfm.engine.distributed import World, pick_device
 from tsdfm.engine.learner import Learner
-from tsdfm.engine.manifest import write_json
 from tsdfm.nn.settings import NetSettings
 from tsdfm.nn.velocity import VelocitySpec
+from tsdfm.store.files import write_json
 
 Step = Callable[[int], Any]
 

@@ -14,12 +14,12 @@ from tsdfm.compass.settings import CompassLoop, CompassNet, CompassOptim, Negati
 from tsdfm.compass.validate import validate
 from tsdfm.corpus.run import run as make_corpus
 from tsdfm.corpus.settings import CorpusSettings
-from tsdfm.engine.manifest import read_manifest
 from tsdfm.engine.settings import LoopSettings, OptimSettings
 from tsdfm.errors import UserError
 from tsdfm.nn import NetSettings
 from tsdfm.nn.velocity import load_velocity
 from tsdfm.settings import build, to_dict
+from tsdfm.store.manifest import read_manifest
 from tsdfm.teacher.run import run as train_teacher
 from tsdfm.teacher.settings import TeacherSettings
 from tsdfm.tokens.rows import TokenRows, count_tokens

@@ -13,9 +13,9 @@ from tsdfm.corpus.mixture import mix
 from tsdfm.corpus.run import run
 from tsdfm.corpus.split import split_of
 from tsdfm.corpus.store import SplitWriter
-from tsdfm.engine.manifest import read_manifest
 from tsdfm.errors import UserError
 from tsdfm.settings import build
+from tsdfm.store.manifest import read_manifest
 
 
 def stream(name: str, sizes: list[int]):

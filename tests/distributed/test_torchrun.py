@@ -15,9 +15,9 @@ import torch
 import toy_training
 from toy_training import train
 
-from tsdfm.engine.checkpoint import Store, load_weights, read_state
 from tsdfm.engine.distributed import World
 from tsdfm.engine.log import read_metrics
+from tsdfm.store.checkpoint import Store, load_weights, read_state
 
 ALONE = World()
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -14,11 +14,11 @@ import torch
 import toy_training
 from toy_training import Denoise, Net, train
 
-from tsdfm.engine.checkpoint import Store, load_weights, read_state
 from tsdfm.engine.distributed import World
 from tsdfm.engine.log import Display, Metrics, duration, read_metrics, short
-from tsdfm.engine.manifest import read_manifest
 from tsdfm.errors import UserError
+from tsdfm.store.checkpoint import Store, load_weights, read_state
+from tsdfm.store.manifest import read_manifest
 
 ALONE = World()
 CLOCK = {"seconds", "tokens_per_s"}

@@ -136,7 +136,7 @@ def train(out: Path, world: World, **given: Any) -> Path:
 
 def die_at(point: str, count: int) -> None:
     """Send this very process SIGKILL at the `count`-th arrival at a point of saving."""
-    from tsdfm.engine import checkpoint
+    from tsdfm.store import checkpoint
 
     left = [count]
 

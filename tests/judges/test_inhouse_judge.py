@@ -10,8 +10,6 @@ import pytest
 import torch
 from judge_parts import train_judge
 
-from tsdfm.engine.checkpoint import find_checkpoint
-from tsdfm.engine.manifest import read_manifest
 from tsdfm.errors import UserError
 from tsdfm.flow import RowNoise
 from tsdfm.judges import judge_from
@@ -19,6 +17,8 @@ from tsdfm.judges.generate import generate
 from tsdfm.judges.inhouse import CausalModel, load_causal
 from tsdfm.nn.causal import CausalNet
 from tsdfm.nn.settings import NetSettings
+from tsdfm.store.checkpoint import find_checkpoint
+from tsdfm.store.manifest import read_manifest
 from tsdfm.tokens.rows import TokenRows
 
 

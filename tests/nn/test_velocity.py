@@ -10,12 +10,13 @@ import pytest
 import torch
 from tiny_nets import save_run, tiny_shape, tiny_spec, tiny_velocity
 
-from tsdfm.engine.manifest import file_sha256, read_manifest, write_json, write_manifest
 from tsdfm.errors import UserError
 from tsdfm.flow import Mask, Uniform
 from tsdfm.flow.schedule import Cosine
 from tsdfm.nn.velocity import VelocitySpec, as_model, load_velocity, read_spec, run_folder
 from tsdfm.settings import build
+from tsdfm.store.files import file_sha256, write_json
+from tsdfm.store.manifest import read_manifest, write_manifest
 
 
 @pytest.mark.parametrize(

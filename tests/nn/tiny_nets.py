@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from tsdfm.engine.checkpoint import Store
-from tsdfm.engine.manifest import write_json
 from tsdfm.nn import DDiT, NetSettings, Shape
 from tsdfm.nn.velocity import Velocity, VelocitySpec
+from tsdfm.store.checkpoint import Store
+from tsdfm.store.files import write_json
 from tsdfm.tokens.tokenizer import ByteTokenizer
 
 VOCAB = 13

@@ -24,7 +24,7 @@ def models(shipping: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     """A package that came with one model, tsdfm-small, and a user in an empty folder."""
     import shutil
 
-    from tsdfm.engine import bundle
+    from tsdfm.store import bundle
 
     folder, here = tmp_path / "models", tmp_path / "here"
     shutil.copytree(shipping / "int8", folder / "tsdfm-small")

@@ -10,9 +10,9 @@ from tiny_nets import stir, tiny_shape, tiny_spec
 
 from tsdfm.cli import main
 from tsdfm.compass.network import spec_from
-from tsdfm.engine.checkpoint import Store
-from tsdfm.engine.manifest import write_json
 from tsdfm.nn.velocity import VelocitySpec
+from tsdfm.store.checkpoint import Store
+from tsdfm.store.files import write_json
 from tsdfm.tokens.tokenizer import ByteTokenizer
 
 

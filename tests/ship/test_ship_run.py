@@ -16,11 +16,11 @@ from ship_parts import a_spec, save, ship, words
 import tsdfm
 from tsdfm.cli import main
 from tsdfm.compass.model import load_compass
-from tsdfm.engine.manifest import file_sha256
 from tsdfm.errors import UserError
 from tsdfm.nn.velocity import Velocity, load_velocity
 from tsdfm.ship.check import moments_of
 from tsdfm.ship.run import named
+from tsdfm.store.files import file_sha256
 
 FILES = ["card.md", "compass.safetensors", "manifest.json", "student.safetensors", "teacher.safetensors"]
 
@@ -272,7 +272,7 @@ def test_a_bundle_is_replaced_and_nothing_else_is(shipping: Path, tmp_path: Path
 def test_weights_that_are_not_finite_are_not_shipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec = a_spec(step_size=True)
     run = save(tmp_path / "run", "fs-dfm", spec, 1)
-    from tsdfm.engine.checkpoint import Store
+    from tsdfm.store.checkpoint import Store
 
     bad = spec.network().state_dict()
     bad["head.weight"][3, 4] = float("nan")

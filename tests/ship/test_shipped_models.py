@@ -16,11 +16,11 @@ import tsdfm
 from tsdfm.cli import main
 from tsdfm.compass.model import load_compass
 from tsdfm.compass.settings import CompassSettings
-from tsdfm.engine import bundle
-from tsdfm.engine.bundle import find_shipped
-from tsdfm.engine.manifest import file_sha256
 from tsdfm.errors import UserError
 from tsdfm.nn.velocity import load_velocity
+from tsdfm.store import bundle
+from tsdfm.store.bundle import find_shipped
+from tsdfm.store.files import file_sha256
 from tsdfm.student.settings import StudentSettings
 from tsdfm.teacher.settings import TeacherSettings
 from tsdfm.view.find import played

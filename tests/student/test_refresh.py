@@ -12,11 +12,11 @@ from tsdfm.compass.exam import true_and_jumps
 from tsdfm.compass.loss import nce
 from tsdfm.compass.ratio import step_times
 from tsdfm.compass.states import walk
-from tsdfm.engine.checkpoint import load_weights
 from tsdfm.engine.distributed import World
 from tsdfm.errors import UserError
 from tsdfm.flow import RowNoise
 from tsdfm.nn.velocity import load_velocity
+from tsdfm.store.checkpoint import load_weights
 from tsdfm.student.refresh import Refresher
 from tsdfm.student.run import run
 from tsdfm.student.settings import NavigateSettings, RefreshSettings, StudentLoop, StudentOptim, StudentSettings

@@ -12,8 +12,6 @@ import torch
 import tsdfm
 from tsdfm.cli import main
 from tsdfm.compass import load_compass
-from tsdfm.engine.checkpoint import load_weights
-from tsdfm.engine.manifest import file_sha256, read_manifest, write_json
 from tsdfm.errors import UserError
 from tsdfm.flow import RowNoise, elbo
 from tsdfm.nn.velocity import load_velocity, read_spec
@@ -21,6 +19,9 @@ from tsdfm.pipeline.done import is_finished
 from tsdfm.samples.guide import Guide
 from tsdfm.samples.run import run as write_samples
 from tsdfm.samples.settings import SampleSettings
+from tsdfm.store.checkpoint import load_weights
+from tsdfm.store.files import file_sha256, write_json
+from tsdfm.store.manifest import read_manifest
 from tsdfm.student.run import run
 from tsdfm.student.settings import NavigateSettings, StudentLoop, StudentOptim, StudentSettings
 from tsdfm.tokens.rows import TokenRows

@@ -11,9 +11,9 @@ import pytest
 import student_parallel
 import torch
 
-from tsdfm.engine.checkpoint import load_weights
 from tsdfm.engine.log import read_metrics
 from tsdfm.settings import build
+from tsdfm.store.checkpoint import load_weights
 from tsdfm.student.run import run
 from tsdfm.student.settings import StudentSettings
 

@@ -15,15 +15,16 @@ from safetensors.torch import load_file, save_file
 import tsdfm
 from tsdfm.corpus.run import run as make_corpus
 from tsdfm.corpus.settings import CorpusSettings
-from tsdfm.engine.checkpoint import load_weights
 from tsdfm.engine.distributed import World
-from tsdfm.engine.manifest import file_sha256, read_manifest, write_json
-from tsdfm.engine.packed import pack, unpack
 from tsdfm.engine.settings import LoopSettings, OptimSettings
 from tsdfm.engine.task import Context
 from tsdfm.errors import UserError
 from tsdfm.nn.settings import NetSettings
 from tsdfm.nn.velocity import read_spec
+from tsdfm.store.checkpoint import load_weights
+from tsdfm.store.files import file_sha256, write_json
+from tsdfm.store.manifest import read_manifest
+from tsdfm.store.packed import pack, unpack
 from tsdfm.teacher.run import run
 from tsdfm.teacher.settings import TeacherSettings
 from tsdfm.teacher.task import TeacherTask

@@ -13,8 +13,8 @@ import pytest
 
 from tsdfm.corpus import CorpusSettings, read_split
 from tsdfm.corpus.run import run as make_corpus
-from tsdfm.engine.manifest import read_manifest
 from tsdfm.errors import UserError
+from tsdfm.store.manifest import read_manifest
 from tsdfm.tokens import TokenRows, TokensSettings, load_tokenizer
 from tsdfm.tokens import run as run_module
 from tsdfm.tokens.run import run

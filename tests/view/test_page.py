@@ -13,12 +13,12 @@ import pytest
 from view_parts import HOSTILE, a_table, pipeline, real, row, way
 
 from tsdfm.cli import main
-from tsdfm.engine.manifest import write_json
 from tsdfm.errors import UserError
 from tsdfm.report.page import build_page
 from tsdfm.report.page.charts import curve
 from tsdfm.report.page.gather import Stage, gather
 from tsdfm.report.page.markup import esc, number, part, percent, style_of
+from tsdfm.store.files import write_json
 from tsdfm.view.page import trajectory_page
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}

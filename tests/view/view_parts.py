@@ -9,10 +9,10 @@ from typing import Any
 from tiny_nets import stir, tiny_shape
 
 from tsdfm.compass.network import spec_from
-from tsdfm.engine.checkpoint import Store
-from tsdfm.engine.manifest import write_json
 from tsdfm.nn.velocity import VelocitySpec
 from tsdfm.samples.trajectory import Change, Row, Trajectory
+from tsdfm.store.checkpoint import Store
+from tsdfm.store.files import write_json
 
 HOSTILE = "</script><img src=x onerror=\"document.title='owned'\"><!--<script>&amp;'\"\u2028{{data}}"
 END, MASK = 3, 5

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from tsdfm.compass.network import CompassSpec, EnergyNet
-from tsdfm.engine.bundle import find_weights
 from tsdfm.engine.distributed import pick_device
 from tsdfm.engine.precision import autocast, use_bf16
 from tsdfm.errors import UserError
 from tsdfm.nn.velocity import VelocitySpec
 from tsdfm.settings import build
+from tsdfm.store.bundle import find_weights
 
 ROOM = {"cpu": 1 << 27, "cuda": 1 << 32}  # bytes of activations of one call
 COPIES = 40  # bytes a token and width unit that a block keeps alive at once, about

@@ -23,10 +23,11 @@ from tsdfm.compass.settings import CompassSettings, ValidateSettings
 from tsdfm.compass.statistics import curve_summary, wilson
 from tsdfm.compass.table import show
 from tsdfm.compass.task import make_negatives
-from tsdfm.engine.manifest import read_manifest, write_json
 from tsdfm.errors import UserError
 from tsdfm.nn.velocity import Velocity, load_velocity, run_folder
 from tsdfm.settings import build, to_dict
+from tsdfm.store.files import write_json
+from tsdfm.store.manifest import read_manifest
 from tsdfm.tokens.rows import TokenRows
 
 PART = 64  # questions put at once

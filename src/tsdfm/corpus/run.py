@@ -20,7 +20,7 @@ from tsdfm.settings import to_dict
 
 def run(settings: CorpusSettings) -> Path:
     """Make the corpus and return its folder. A finished corpus of the same settings and inputs is left as it is."""
-    from tsdfm.engine.manifest import disk
+    from tsdfm.store.files import disk
 
     sources = settings.all_sources()
     inputs = _local_inputs(sources, settings.out)
@@ -53,7 +53,7 @@ def _local_inputs(sources: tuple[SourceSettings, ...], out: Path) -> dict[str, P
 
 
 def _finished(settings: CorpusSettings, inputs: dict[str, Path]) -> bool:
-    from tsdfm.engine.manifest import NAME, describe, read_manifest
+    from tsdfm.store.manifest import NAME, describe, read_manifest
 
     out = settings.out
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
@@ -99,7 +99,8 @@ def _write(settings: CorpusSettings, sources: tuple[SourceSettings, ...], work: 
 
 
 def _finish(settings: CorpusSettings, work: Path, counts: list[Counter[str]], inputs: dict[str, Path]) -> None:
-    from tsdfm.engine.manifest import file_sha256, write_manifest
+    from tsdfm.store.files import file_sha256
+    from tsdfm.store.manifest import write_manifest
 
     totals = sum(counts, Counter())
     if not totals["train/documents"]:

@@ -58,7 +58,7 @@ def read_split(folder: Path, split: str, start: int = 0) -> Iterator[str]:
 
 def count_documents(folder: Path, split: str) -> int:
     """How many documents the manifest says a split has."""
-    from tsdfm.engine.manifest import read_manifest
+    from tsdfm.store.manifest import read_manifest
 
     manifest = read_manifest(folder)
     if manifest.get("stage") != "corpus":

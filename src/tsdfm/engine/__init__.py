@@ -1,1 +1,1 @@
-"""One training loop for every stage, and what it stands on: checkpoints, manifests, processes, precision, logs."""
+"""One training loop for every stage, and what it stands on: processes, precision, optimisers, recorded passes, logs."""

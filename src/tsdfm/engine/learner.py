@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tsdfm.engine.checkpoint import Tensors
 from tsdfm.engine.distributed import World, broadcast_weights, gradients, release, shard, wrap
 from tsdfm.engine.ema import Ema
 from tsdfm.engine.gather import gather, scatter
@@ -18,6 +17,7 @@ from tsdfm.engine.optim import Optimiser, lr_at
 from tsdfm.engine.precision import autocast, seed_step, use_bf16
 from tsdfm.engine.settings import LoopSettings, OptimSettings
 from tsdfm.engine.task import Binds, Context, Task, split
+from tsdfm.store.checkpoint import Tensors
 
 
 class Learner:

@@ -15,8 +15,8 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from tsdfm.engine.manifest import disk
 from tsdfm.errors import UserError
+from tsdfm.store.files import disk
 
 NAME = "metrics.jsonl"
 

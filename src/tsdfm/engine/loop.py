@@ -22,12 +22,9 @@ from typing import Any
 
 from torch import Tensor
 
-from tsdfm.engine.checkpoint import Store, read_state
 from tsdfm.engine.distributed import Agreement, World
 from tsdfm.engine.learner import Learner
 from tsdfm.engine.log import Log, Stopwatch
-from tsdfm.engine.manifest import NAME as MANIFEST
-from tsdfm.engine.manifest import make_manifest, write_json
 from tsdfm.engine.meters import Meters
 from tsdfm.engine.optim import lr_at
 from tsdfm.engine.settings import LoopSettings, OptimSettings
@@ -35,6 +32,10 @@ from tsdfm.engine.signals import Signals, Stopped
 from tsdfm.engine.task import Feed, Record, Task
 from tsdfm.errors import UserError
 from tsdfm.settings import defaults, flat, to_dict
+from tsdfm.store.checkpoint import Store, read_state
+from tsdfm.store.files import write_json
+from tsdfm.store.manifest import NAME as MANIFEST
+from tsdfm.store.manifest import make_manifest
 
 
 def fit(

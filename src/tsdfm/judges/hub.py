@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from tsdfm.engine.distributed import pick_device
-from tsdfm.engine.manifest import file_sha256
 from tsdfm.engine.precision import use_bf16
 from tsdfm.errors import UserError
 from tsdfm.judges.base import fingerprint
 from tsdfm.judges.causal import CausalJudge, Encoded
+from tsdfm.store.files import file_sha256
 from tsdfm.tokens.tokenizer import utf8
 
 END_OF_TEXT = "<|endoftext|>"

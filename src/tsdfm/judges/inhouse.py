@@ -11,9 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tsdfm.engine.checkpoint import find_checkpoint, load_weights, read_state
 from tsdfm.engine.distributed import pick_device
-from tsdfm.engine.manifest import read_manifest
 from tsdfm.engine.precision import autocast, use_bf16
 from tsdfm.errors import UserError
 from tsdfm.flow import RowNoise
@@ -23,6 +21,8 @@ from tsdfm.judges.generate import generate
 from tsdfm.nn.causal import CausalNet, CausalSpec
 from tsdfm.nn.velocity import run_folder
 from tsdfm.settings import build
+from tsdfm.store.checkpoint import find_checkpoint, load_weights, read_state
+from tsdfm.store.manifest import read_manifest
 from tsdfm.tokens.tokenizer import Tokenizer, load_tokenizer
 
 

@@ -6,13 +6,13 @@ import re
 from pathlib import Path
 
 from tsdfm.corpus.world import world_named
-from tsdfm.engine.manifest import NAME as MANIFEST
 from tsdfm.errors import UserError
 from tsdfm.judges.base import Judge
 from tsdfm.judges.gguf import gguf_file, installed_smollm2
 from tsdfm.judges.hub import hub_judge
 from tsdfm.judges.inhouse import inhouse_judge
 from tsdfm.judges.world import WorldJudge
+from tsdfm.store.manifest import NAME as MANIFEST
 
 KINDS = "world:NAME, hub:NAME, a folder, a .gguf or .whl file, or smollm2"
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")

@@ -13,8 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from tsdfm.engine.bundle import find_weights
-from tsdfm.engine.manifest import read_manifest
 from tsdfm.errors import UserError
 from tsdfm.flow.jump import CumulativeJump, EulerJump, jump_from
 from tsdfm.flow.schedule import Schedule, schedule_from
@@ -23,6 +21,8 @@ from tsdfm.kernels.head import quick_logits
 from tsdfm.nn.ddit import DDiT
 from tsdfm.nn.settings import Shape
 from tsdfm.settings import build, to_dict
+from tsdfm.store.bundle import find_weights
+from tsdfm.store.manifest import read_manifest
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tsdfm.engine.manifest import NAME as MANIFEST
-from tsdfm.engine.manifest import input_sha256, read_json, read_manifest
 from tsdfm.errors import UserError
 from tsdfm.settings import defaults, flat, merge, to_dict
+from tsdfm.store.files import read_json
+from tsdfm.store.manifest import NAME as MANIFEST
+from tsdfm.store.manifest import input_sha256, read_manifest
 
 PLACES = ("out", "tokens", "teacher", "init_from", "compass", "proposer", "resume")
 """Settings that say where things lie or how a run was started, not what is made."""
@@ -47,7 +48,7 @@ def is_finished(settings: Any) -> bool:
 
 def input_path(settings: Any, name: str) -> Path | None:
     """Where a stage's settings have one of its inputs, if they still have it."""
-    from tsdfm.engine.bundle import on_disk
+    from tsdfm.store.bundle import on_disk
 
     found: Path | None = settings.ratio.proposer if name == "proposer" else getattr(settings, name)
     start = settings.START if name == "init_from" else None
@@ -66,7 +67,7 @@ def comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
 def examine(settings: Any) -> None:
     """Validate a compass, unless the same has been done to the same checkpoint."""
     from tsdfm.compass.validate import validate
-    from tsdfm.engine.checkpoint import find_checkpoint
+    from tsdfm.store.checkpoint import find_checkpoint
 
     done = settings.compass / "validation.json"
     found = read_json(done) if done.is_file() else {}

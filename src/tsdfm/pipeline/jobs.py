@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from tsdfm.engine.manifest import disk
 from tsdfm.engine.signals import Signals, Stopped
 from tsdfm.errors import UserError
 from tsdfm.pipeline.plan import Stage
+from tsdfm.store.files import disk
 
 POLL = 0.1
 PAUSE = 15.0  # seconds before another try: an MPS server needs some to come back

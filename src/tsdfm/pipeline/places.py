@@ -13,11 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tsdfm.engine.bundle import find_shipped, find_weights
-from tsdfm.engine.manifest import NAME as MANIFEST
 from tsdfm.errors import UserError
 from tsdfm.pipeline.plan import SOURCES, Stage, check_names, section, sources_of
 from tsdfm.recipes import table
+from tsdfm.store.bundle import find_shipped, find_weights
+from tsdfm.store.manifest import NAME as MANIFEST
 from tsdfm.tokens.rows import TokenRows
 
 USE = "use"

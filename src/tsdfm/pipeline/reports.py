@@ -9,13 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tsdfm.engine.manifest import read_json, write_json
 from tsdfm.errors import UserError
 from tsdfm.pipeline.models import names_of, student_names
 from tsdfm.pipeline.places import Places
 from tsdfm.pipeline.plan import Stage, check_names, sources_of
 from tsdfm.recipes import table
 from tsdfm.settings import Name, build, option
+from tsdfm.store.files import read_json, write_json
 
 if TYPE_CHECKING:
     from tsdfm.report.settings import MeasureSettings

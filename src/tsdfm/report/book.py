@@ -14,10 +14,10 @@ from typing import Any
 
 from torch import Tensor
 
-from tsdfm.engine.manifest import NAME as MANIFEST
 from tsdfm.judges import Judge, judge_from
 from tsdfm.judges.cache import Book
 from tsdfm.report.metrics import text_fields
+from tsdfm.store.manifest import NAME as MANIFEST
 
 _FIELDS: dict[bytes, dict[str, Any]] = {}
 

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tsdfm.engine.manifest import read_json, write_json
 from tsdfm.errors import UserError
+from tsdfm.store.files import read_json, write_json
 
 FORMAT = 1
 

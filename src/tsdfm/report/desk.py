@@ -11,9 +11,6 @@ from typing import Any
 from rich.console import Console
 from torch import Tensor
 
-from tsdfm.engine.bundle import is_bundle
-from tsdfm.engine.manifest import NAME as MANIFEST
-from tsdfm.engine.manifest import read_manifest
 from tsdfm.errors import UserError
 from tsdfm.report.cells import Cell, Cells
 from tsdfm.report.hardware import hardware
@@ -25,6 +22,9 @@ from tsdfm.report.settings import GuidedSettings, MeasureSettings, ReportSetting
 from tsdfm.report.table import Table
 from tsdfm.samples.guide import Guide, guide_from
 from tsdfm.samples.model import TextModel, load
+from tsdfm.store.bundle import is_bundle
+from tsdfm.store.manifest import NAME as MANIFEST
+from tsdfm.store.manifest import read_manifest
 from tsdfm.student.settings import NavigateSettings
 
 SAMPLES = 64

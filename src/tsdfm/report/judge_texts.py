@@ -13,12 +13,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from tsdfm.engine.manifest import write_json
 from tsdfm.judges import Judge, judge_from, score_file
 from tsdfm.judges.base import OnDone, Score
 from tsdfm.judges.settings import JudgeScoreSettings
 from tsdfm.judges.texts import Texts, read_texts
 from tsdfm.report.metrics.perplexity import judge_fields
+from tsdfm.store.files import write_json
 from tsdfm.tokens.tokenizer import Tokenizer, load_tokenizer
 
 COLUMNS = (

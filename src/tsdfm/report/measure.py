@@ -19,10 +19,7 @@ from rich.markup import escape
 from rich.progress import Progress
 from torch import Tensor
 
-from tsdfm.engine.bundle import on_disk
 from tsdfm.engine.distributed import pick_device
-from tsdfm.engine.manifest import NAME as MANIFEST
-from tsdfm.engine.manifest import file_sha256, write_json, write_manifest
 from tsdfm.nn.velocity import run_folder
 from tsdfm.report.cells import Cell, Cells, written
 from tsdfm.report.hardware import hardware
@@ -31,6 +28,10 @@ from tsdfm.report.settings import MeasureSettings
 from tsdfm.samples.guide import Guide
 from tsdfm.samples.model import TextModel, load
 from tsdfm.settings import to_dict
+from tsdfm.store.bundle import on_disk
+from tsdfm.store.files import file_sha256, write_json
+from tsdfm.store.manifest import NAME as MANIFEST
+from tsdfm.store.manifest import write_manifest
 from tsdfm.tokens.rows import TokenRows
 
 __all__ = ["MeasureSettings", "mark_collapsed", "measure", "real_row", "run", "write_metrics", "written"]

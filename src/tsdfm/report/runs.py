@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tsdfm.engine.bundle import Bundle, find_shipped, read_bundle, unshipped
-from tsdfm.engine.checkpoint import has_checkpoint
-from tsdfm.engine.manifest import NAME as MANIFEST
-from tsdfm.engine.manifest import read_json, read_manifest
 from tsdfm.errors import UserError
+from tsdfm.store.bundle import Bundle, find_shipped, read_bundle, unshipped
+from tsdfm.store.checkpoint import has_checkpoint
+from tsdfm.store.files import read_json
+from tsdfm.store.manifest import NAME as MANIFEST
+from tsdfm.store.manifest import read_manifest
 
 ORDER = ("teacher", "fs-dfm", "control", "ts-dfm")
 SOURCES = ("uniform", "mask")

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from tsdfm.engine.manifest import disk, write_json
+from tsdfm.store.files import disk, write_json
 
 DAGGER = "†"
 COLLAPSED = f"{DAGGER} collapsed: its entropy is more than one bit under held-out text; such perplexity says little."

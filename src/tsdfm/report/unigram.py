@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tsdfm.engine.manifest import NAME as MANIFEST
-from tsdfm.engine.manifest import file_sha256, read_json, write_json
 from tsdfm.report.cells import Cell
+from tsdfm.store.files import file_sha256, read_json, write_json
+from tsdfm.store.manifest import NAME as MANIFEST
 from tsdfm.tokens.rows import TokenRows, count_tokens
 
 SUFFIX = "+ unigram bias"

@@ -27,7 +27,7 @@ RUNS = SampleDefaults(n=4, steps=16)
 
 def defaults_of(model: Path) -> SampleDefaults:
     """The defaults of what `model` means. They are a bundle's student's own: its teacher is sampled like a run."""
-    from tsdfm.engine.bundle import find_shipped
+    from tsdfm.store.bundle import find_shipped
 
     found = find_shipped(model)
     if found is None or found[1] not in (None, "student"):

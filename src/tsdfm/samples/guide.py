@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from tsdfm.engine.bundle import find_shipped
 from tsdfm.errors import UserError
 from tsdfm.flow import Jump
 from tsdfm.nn.velocity import Velocity
+from tsdfm.store.bundle import find_shipped
 from tsdfm.student.midpoint import Energy, policy_from
 from tsdfm.student.navigate import Mover
 from tsdfm.student.settings import NavigateSettings

@@ -10,9 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tsdfm.engine.bundle import find_member
 from tsdfm.engine.distributed import pick_device
-from tsdfm.engine.manifest import read_manifest
 from tsdfm.engine.precision import autocast, use_bf16
 from tsdfm.errors import UserError
 from tsdfm.flow import Jump, RowNoise, Step, check_grid, grid, solve
@@ -21,6 +19,8 @@ from tsdfm.samples.given import given_tokens
 from tsdfm.samples.guide import Guide
 from tsdfm.samples.quick import Pass, Quick, by_logits, fitting, free_bytes, row_bytes
 from tsdfm.samples.trajectory import Recorder, Row, Trajectory, pieces_of
+from tsdfm.store.bundle import find_member
+from tsdfm.store.manifest import read_manifest
 from tsdfm.student.midpoint import Energy
 from tsdfm.student.stats import Stats
 from tsdfm.tokens.tokenizer import Tokenizer, load_tokenizer

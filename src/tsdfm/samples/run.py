@@ -10,13 +10,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from tsdfm.engine.bundle import default_model
-from tsdfm.engine.manifest import disk
 from tsdfm.errors import UserError
 from tsdfm.samples.defaults import SampleDefaults, manner_of
 from tsdfm.samples.guide import compass_for, guide_from
 from tsdfm.samples.model import Samples, TextModel, load
 from tsdfm.samples.settings import SampleSettings
+from tsdfm.store.bundle import default_model
+from tsdfm.store.files import disk
 
 
 def run(settings: SampleSettings) -> Samples:

@@ -23,9 +23,9 @@ from typing import Any
 
 from torch import Tensor
 
-from tsdfm.engine.manifest import read_json, write_json
 from tsdfm.errors import UserError
 from tsdfm.flow import Step
+from tsdfm.store.files import read_json, write_json
 from tsdfm.tokens.tokenizer import Tokenizer
 
 FORMAT = 1

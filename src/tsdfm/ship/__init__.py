@@ -1,4 +1,4 @@
 """Passing models on: a student with its teacher and its compass, packed small, with a card.
 
-`tsdfm ship` writes a bundle; `engine.bundle` reads it, for every loader. Bundles in `models/` come with the package.
+`tsdfm ship` writes a bundle; `store.bundle` reads it, for every loader. Bundles in `models/` come with the package.
 """

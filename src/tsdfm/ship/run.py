@@ -10,11 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from tsdfm.compass.model import Compass, load_compass
-from tsdfm.engine.bundle import FORMAT, MEND, NAME, STAGE, default_model, find_shipped, is_bundle, unshipped
-from tsdfm.engine.checkpoint import find_checkpoint, read_state, write_tensors, writing
-from tsdfm.engine.manifest import NAME as MANIFEST
-from tsdfm.engine.manifest import read_manifest, sync_file, sync_folder, versions, write_json
-from tsdfm.engine.packed import pack, unpack
 from tsdfm.errors import UserError
 from tsdfm.nn.ddit import parameters
 from tsdfm.nn.velocity import Velocity, load_velocity, run_folder
@@ -23,6 +18,12 @@ from tsdfm.settings import to_dict
 from tsdfm.ship.card import card_text
 from tsdfm.ship.check import energy_change, moments_of, prediction_change, weight_change
 from tsdfm.ship.settings import CardSettings, ShipSettings
+from tsdfm.store.bundle import FORMAT, MEND, NAME, STAGE, default_model, find_shipped, is_bundle, unshipped
+from tsdfm.store.checkpoint import find_checkpoint, read_state, write_tensors, writing
+from tsdfm.store.files import sync_file, sync_folder, write_json
+from tsdfm.store.manifest import NAME as MANIFEST
+from tsdfm.store.manifest import read_manifest, versions
+from tsdfm.store.packed import pack, unpack
 
 CARD = "card.md"
 

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from tsdfm.compass.model import Compass, load_compass
-from tsdfm.engine.bundle import Found, find_weights, on_disk
-from tsdfm.engine.checkpoint import Store, read_state
 from tsdfm.engine.distributed import World, join
-from tsdfm.engine.manifest import input_sha256
 from tsdfm.engine.task import Record
 from tsdfm.errors import UserError
 from tsdfm.nn.ddit import DDiT
 from tsdfm.nn.velocity import Velocity, VelocitySpec, check_rows, load_velocity, spec_in
 from tsdfm.settings import to_dict
+from tsdfm.store.bundle import Found, find_weights, on_disk
+from tsdfm.store.checkpoint import Store, read_state
+from tsdfm.store.manifest import input_sha256
 from tsdfm.student.settings import StudentSettings
 from tsdfm.student.start import start_from
 from tsdfm.student.task import StudentTask

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from tsdfm.engine.bundle import on_disk
 from tsdfm.engine.distributed import join
 from tsdfm.engine.task import Record
 from tsdfm.errors import UserError
 from tsdfm.nn.velocity import VelocitySpec, load_velocity
+from tsdfm.store.bundle import on_disk
 from tsdfm.teacher.settings import TeacherSettings
 from tsdfm.teacher.task import TeacherTask
 from tsdfm.tokens.rows import TokenRows, valid_rows

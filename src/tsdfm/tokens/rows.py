@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tsdfm.engine.manifest import file_sha256, read_manifest
 from tsdfm.errors import UserError
+from tsdfm.store.files import file_sha256
+from tsdfm.store.manifest import read_manifest
 from tsdfm.tokens.layout import ANCHOR
 from tsdfm.tokens.tokenizer import Tokenizer, load_tokenizer
 

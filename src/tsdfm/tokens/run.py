@@ -26,18 +26,10 @@ from rich.console import Console
 from tsdfm.corpus.progress import TextProgress
 from tsdfm.corpus.split import SPLITS
 from tsdfm.corpus.store import count_documents, read_split
-from tsdfm.engine.manifest import (
-    NAME,
-    disk,
-    input_sha256,
-    read_json,
-    read_manifest,
-    sync_folder,
-    write_json,
-    write_manifest,
-)
 from tsdfm.errors import UserError
 from tsdfm.settings import to_dict
+from tsdfm.store.files import disk, read_json, sync_folder, write_json
+from tsdfm.store.manifest import NAME, input_sha256, read_manifest, write_manifest
 from tsdfm.tokens.bpe import gpt2, train_bpe
 from tsdfm.tokens.encode import encode_in_order
 from tsdfm.tokens.layout import Piece, Place, lay_out
@@ -85,7 +77,7 @@ def _key(settings: TokensSettings) -> str:
 
 def _files(settings: TokensSettings) -> Path | None:
     """Where the tokenizer's files are; `tsdfm-small` means the tokenizer of the models of that name."""
-    from tsdfm.engine.bundle import find_shipped, unshipped  # loads torch
+    from tsdfm.store.bundle import find_shipped, unshipped  # loads torch
 
     place = settings.tokenizer_files
     shipped = None if place is None else find_shipped(place)

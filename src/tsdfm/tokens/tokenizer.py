@@ -93,7 +93,7 @@ class Tokenizer(abc.ABC):
 
     def save(self, folder: Path) -> Path:
         """Write `folder/tokenizer.json` in one atomic step."""
-        from tsdfm.engine.manifest import write_json
+        from tsdfm.store.files import write_json
 
         return write_json(folder / FILE, {"name": self.name, "fingerprint": self.fingerprint, **self.content()})
 
@@ -133,7 +133,7 @@ def utf8(text: str) -> bytes:
 
 def load_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer that `save` wrote into `folder`; a tokens folder's own is found too."""
-    from tsdfm.engine.manifest import read_json
+    from tsdfm.store.files import read_json
     from tsdfm.tokens.bpe import PairTokenizer
 
     places = [folder / FILE, folder / "tokenizer" / FILE]

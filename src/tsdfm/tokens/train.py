@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 import torch
 
-from tsdfm.engine.checkpoint import Store
 from tsdfm.engine.distributed import World
 from tsdfm.engine.loop import fit
 from tsdfm.engine.settings import LoopSettings, OptimSettings
 from tsdfm.engine.task import Record, Task
+from tsdfm.store.checkpoint import Store
 from tsdfm.tokens.loader import Loader, prefetch
 from tsdfm.tokens.rows import TokenRows
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tsdfm.engine.bundle import Bundle, default_model, find_shipped, unshipped
-from tsdfm.engine.checkpoint import has_checkpoint
-from tsdfm.engine.manifest import NAME as MANIFEST
-from tsdfm.engine.manifest import read_json
 from tsdfm.errors import UserError
 from tsdfm.samples.trajectory import Trajectory
+from tsdfm.store.bundle import Bundle, default_model, find_shipped, unshipped
+from tsdfm.store.checkpoint import has_checkpoint
+from tsdfm.store.files import read_json
+from tsdfm.store.manifest import NAME as MANIFEST
 from tsdfm.view.settings import ViewSettings
 
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tsdfm.engine.manifest import read_json
 from tsdfm.errors import UserError
 from tsdfm.report.desk import Desk
 from tsdfm.report.paper import COMPASS
 from tsdfm.report.settings import CompassTableSettings
 from tsdfm.report.table import Column, Table
+from tsdfm.store.files import read_json
 
 NAME = "compass-table"  # `report/compass.json` is what the validations say, in full
 SHARES = ("adjacent_bins_monotone", "smoothness", "samples_with_violation")

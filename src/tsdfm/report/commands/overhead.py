@@ -7,7 +7,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tsdfm.engine.manifest import read_json
 from tsdfm.errors import UserError
 from tsdfm.report.commands.refinement import metrics
 from tsdfm.report.desk import Desk, size
@@ -15,6 +14,7 @@ from tsdfm.report.paper import OVERHEAD, SCALE_UNJUDGED
 from tsdfm.report.runs import Run
 from tsdfm.report.settings import OverheadSettings
 from tsdfm.report.table import Column, Table
+from tsdfm.store.files import read_json
 
 COLUMNS = [
     Column("source", "source", "left"),

@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tsdfm.engine.manifest import NAME as MANIFEST
-from tsdfm.engine.manifest import file_sha256
 from tsdfm.errors import UserError
 from tsdfm.judges.causal import CausalJudge
 from tsdfm.report.cells import Cell, written
@@ -25,6 +23,8 @@ from tsdfm.report.settings import PrefixSettings
 from tsdfm.report.table import Column, Table
 from tsdfm.report.walk import continue_rows
 from tsdfm.samples.model import TextModel
+from tsdfm.store.files import file_sha256
+from tsdfm.store.manifest import NAME as MANIFEST
 from tsdfm.tokens.rows import TokenRows
 
 PAPER = "paper, 512 of 1 024 tokens, GPT-2 judge"

@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 
 from tsdfm import __version__
-from tsdfm.engine.manifest import disk
 from tsdfm.report.page.gather import Found, gather
 from tsdfm.report.page.markup import document, esc
 from tsdfm.report.page.sections import Page, fill, glance, methods_line
 from tsdfm.report.page.settings import PageSettings
 from tsdfm.report.page.ways import player_data, players
+from tsdfm.store.files import disk
 
 SCRIPTS = ("base.js", "chart.js", "player.js", "start.js")
 STYLES = ("style.css", "player.css")

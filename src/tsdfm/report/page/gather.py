@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from tsdfm.engine.log import read_metrics
-from tsdfm.engine.manifest import NAME as MANIFEST
-from tsdfm.engine.manifest import read_manifest
 from tsdfm.errors import UserError
 from tsdfm.report.page.markup import REAL
 from tsdfm.samples.trajectory import Trajectory
+from tsdfm.store.manifest import NAME as MANIFEST
+from tsdfm.store.manifest import read_manifest
 
 ORDER = ("corpus", "tokens", "teacher", "compass")  # then the students, then the report
 TAKEN = ("metrics", "frontier", "manifest")

@@ -22,12 +22,13 @@ from typing import Any
 
 from torch import Tensor
 
-from tsdfm.engine.checkpoint import FOLDER as CHECKPOINTS
-from tsdfm.engine.checkpoint import STATE, check_file, find_checkpoint, load_weights, read_state, read_tensors
-from tsdfm.engine.manifest import NAME as MANIFEST
-from tsdfm.engine.manifest import read_json, read_manifest
-from tsdfm.engine.packed import unpack
 from tsdfm.errors import UserError
+from tsdfm.store.checkpoint import FOLDER as CHECKPOINTS
+from tsdfm.store.checkpoint import STATE, check_file, find_checkpoint, load_weights, read_state, read_tensors
+from tsdfm.store.files import read_json
+from tsdfm.store.manifest import NAME as MANIFEST
+from tsdfm.store.manifest import read_manifest
+from tsdfm.store.packed import unpack
 
 MODELS = Path(__file__).parent.parent / "ship" / "models"
 DEFAULT = "tsdfm-small"

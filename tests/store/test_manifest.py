@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tsdfm.engine.manifest import disk, input_sha256, read_manifest, write_json, write_manifest
 from tsdfm.engine.settings import LoopSettings
 from tsdfm.errors import UserError
+from tsdfm.store.files import disk, write_json
+from tsdfm.store.manifest import input_sha256, read_manifest, write_manifest
 
 
 @dataclass(frozen=True, kw_only=True)

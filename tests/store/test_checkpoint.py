@@ -9,11 +9,11 @@ import pytest
 import torch
 import toy_training
 
-from tsdfm.engine import checkpoint
-from tsdfm.engine.checkpoint import Store, find_checkpoint, load_weights, read_state, verify
 from tsdfm.engine.distributed import World
 from tsdfm.engine.log import read_metrics
 from tsdfm.errors import UserError
+from tsdfm.store import checkpoint
+from tsdfm.store.checkpoint import Store, find_checkpoint, load_weights, read_state, verify
 
 PARTS = {
     "model": {"w": torch.arange(6.0).view(2, 3)},
@@ -118,7 +118,7 @@ def test_nothing_there(tmp_path: Path) -> None:
 
 SMALL_DISK = """
 import sys, pathlib, torch
-from tsdfm.engine.checkpoint import Store, load_weights
+from tsdfm.store.checkpoint import Store, load_weights
 from tsdfm.errors import UserError
 run = pathlib.Path(sys.argv[1])
 Store(run).save(1, {"model": {"w": torch.ones(9)}}, {}, {})

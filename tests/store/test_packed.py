@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tsdfm.engine.packed import LEAST, pack, to_int8, unpack
 from tsdfm.errors import UserError
+from tsdfm.store.packed import LEAST, pack, to_int8, unpack
 
 
 def noise(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -25,9 +25,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tsdfm.engine.manifest import NAME as MANIFEST
-from tsdfm.engine.manifest import disk, file_sha256, read_json, sync_file, sync_folder, write_json
 from tsdfm.errors import UserError
+from tsdfm.store.files import disk, file_sha256, read_json, sync_file, sync_folder, write_json
+from tsdfm.store.manifest import NAME as MANIFEST
 
 FORMAT = 1
 FOLDER = "checkpoints"

@@ -1,0 +1,84 @@
+"""Files that are complete or not there: JSON in one atomic step, hashes, and one clear line for a full disk."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tsdfm.errors import UserError
+
+FULL = {errno.ENOSPC, errno.EDQUOT}
+
+
+def write_json(path: Path, value: Any) -> Path:
+    """Write JSON so that a reader, or a kill, sees the old file or the new one and nothing between."""
+    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    with disk(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temp = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+        try:
+            with temp.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            temp.replace(path)
+        except BaseException:
+            temp.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+    return path
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file this library wrote, or one clear line."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"no file at {path}") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as problem:
+        raise UserError(f"{path} is damaged ({problem}): make it again, or restore it from a copy") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path} is damaged (not a JSON object): make it again, or restore it from a copy")
+    return value
+
+
+@contextlib.contextmanager
+def disk(path: Path) -> Iterator[None]:
+    """Turn a full disk or a folder one may not write to into one line for the user."""
+    try:
+        yield
+    except OSError as problem:
+        if problem.errno in FULL:
+            raise UserError(f"no disk space left for {path}: free some, then run the same command again") from None
+        if problem.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
+            raise UserError(f"may not write {path} ({problem.strerror}): choose another folder") from None
+        if problem.errno in {errno.ENOTDIR, errno.EEXIST, errno.EISDIR}:
+            raise UserError(f"cannot make {path}: something else of that name is in the way; choose another") from None
+        raise
+
+
+def sync_file(path: Path) -> None:
+    """Make sure a file's content is on the disk, not only in memory."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Make sure a rename inside `folder` is on the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def file_sha256(path: Path) -> str:
+    """Hex sha256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
