@@ -283,10 +283,10 @@ def planned(plan: dict[str, Any], work: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def losses(settings: KernelBenchmark, device: torch.device, sheet: Sheet) -> None:
+    from tsdfm.kernels import fused
     from tsdfm.kernels import rows as losses_of
     from tsdfm.kernels import rows_triton as module
-    from tsdfm.student import fused
-    from tsdfm.student.fused import Divergence, GeneralisedKL, Target, fused_loss
+    from tsdfm.kernels.fused import Divergence, GeneralisedKL, Target, fused_loss
 
     n, columns, width = settings.positions, settings.vocab, settings.width
     part = 2048

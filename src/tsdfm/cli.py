@@ -74,7 +74,7 @@ VERBS = {
     ),
     "sample": Verb(
         "tsdfm.samples.settings:SampleSettings",
-        "tsdfm.samples.run:run",
+        "tsdfm.view.sample:run",
         "write texts with a trained model",
         positional="model",
         epilog="tsdfm sample; tsdfm sample runs/mine/teacher --steps 64 --prefix 'Once upon' --live",

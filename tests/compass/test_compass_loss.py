@@ -9,8 +9,7 @@ from tsdfm.compass.settings import CompassLoop, CompassSettings
 from tsdfm.compass.states import positive_times, walk
 from tsdfm.compass.task import CompassTask
 from tsdfm.engine.distributed import World
-from tsdfm.flow import RowNoise
-from tsdfm.teacher.task import row_times
+from tsdfm.flow import RowNoise, row_times
 from tsdfm.tokens.loader import Batch
 
 

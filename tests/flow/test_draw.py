@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from typing import Any
 
@@ -15,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tsdfm.errors import UserError
 from tsdfm.flow.draw import draw, draw_other, shape_logits
+from tsdfm.kernels import inverse
 
 INF = math.inf
-module = importlib.import_module("tsdfm.flow.draw")  # the package's attribute of that name is the function
 
 
 def noise(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -179,7 +178,7 @@ def test_chunks_change_nothing_and_bound_the_memory(columns: int, monkeypatch: p
     logits, u = normal(8, 10, columns, dtype=torch.float32), noise(8, 10)
     z = (noise(8, 10, seed=1) * columns).long()
     whole = (draw(logits, u), *draw_other(logits, z, u), shape_logits(logits, 0.7, 0.9))
-    monkeypatch.setattr(module, "CHUNK_CPU", 3 * columns)
+    monkeypatch.setattr(inverse, "CHUNK_CPU", 3 * columns)
     with Largest(logits) as largest:
         parts = (draw(logits, u), *draw_other(logits, z, u))
     assert largest.numel <= max(3 * columns, u.numel())

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from tsdfm import kernels
 from tsdfm.flow import CumulativeJump, Polynomial, RowNoise, source_from
+from tsdfm.kernels import fused
+from tsdfm.kernels.fused import CrossEntropy, Divergence, GeneralisedKL, Objective, Target, fused_loss
 from tsdfm.nn.settings import Shape
 from tsdfm.nn.velocity import VelocitySpec
-from tsdfm.student import fused
-from tsdfm.student.fused import CrossEntropy, Divergence, GeneralisedKL, Objective, Target, fused_loss
 from tsdfm.student.midpoint import policy_from
 from tsdfm.student.settings import NavigateSettings
 from tsdfm.student.stats import Stats

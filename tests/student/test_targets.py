@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from tsdfm.flow import RowNoise
-from tsdfm.student import fused
-from tsdfm.student.fused import Divergence, fused_loss
+from tsdfm.kernels import fused
+from tsdfm.kernels.fused import Divergence, fused_loss
 from tsdfm.student.midpoint import policy_from
 from tsdfm.student.settings import NavigateSettings
 from tsdfm.student.targets import ESTIMATORS, Estimator, target_of

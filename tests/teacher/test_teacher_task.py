@@ -17,12 +17,12 @@ from tsdfm.engine.distributed import World
 from tsdfm.engine.settings import LoopSettings
 from tsdfm.engine.task import Context
 from tsdfm.errors import UserError
-from tsdfm.flow import RowNoise
+from tsdfm.flow import RowNoise, row_times
 from tsdfm.nn.settings import NetSettings
 from tsdfm.nn.velocity import VelocitySpec
 from tsdfm.teacher.run import spec_for
 from tsdfm.teacher.settings import TeacherSettings
-from tsdfm.teacher.task import TeacherTask, row_times
+from tsdfm.teacher.task import TeacherTask
 from tsdfm.tokens.loader import Batch
 from tsdfm.tokens.rows import TokenRows, valid_rows
 

@@ -23,9 +23,8 @@ from tsdfm.compass.settings import CompassSettings, RatioSettings
 from tsdfm.compass.states import walk
 from tsdfm.compass.task import shares
 from tsdfm.engine.distributed import World
-from tsdfm.flow import RowNoise
+from tsdfm.flow import RowNoise, row_times
 from tsdfm.nn.velocity import Velocity
-from tsdfm.teacher.task import row_times
 from tsdfm.tokens.loader import Batch
 from tsdfm.tokens.rows import TokenRows
 

@@ -11,6 +11,7 @@ from tsdfm.compass.ratio import RatioTask
 from tsdfm.compass.settings import CompassSettings
 from tsdfm.compass.task import CompassTask, make_negatives
 from tsdfm.engine.distributed import World, join
+from tsdfm.engine.rows import train_rows
 from tsdfm.engine.task import Record
 from tsdfm.errors import UserError
 from tsdfm.nn.velocity import Velocity, check_rows, load_velocity
@@ -18,7 +19,6 @@ from tsdfm.settings import to_dict
 from tsdfm.store.bundle import find_weights, on_disk
 from tsdfm.tokens.loader import with_numbers
 from tsdfm.tokens.rows import TokenRows, valid_rows
-from tsdfm.tokens.train import train_rows
 
 
 def run(settings: CompassSettings) -> Path:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tsdfm.flow import RowNoise, Schedule, Source, interpolate
-from tsdfm.teacher.task import row_times
+from tsdfm.flow import RowNoise, Schedule, Source, interpolate, row_times
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,16 @@ solver     many steps, from 0 to 1       loss     cross-entropy, generalised KL
 elbo       a bound of −log p(text)
 """
 
-from tsdfm.flow.draw import Other, draw, draw_other, shape_logits
+from tsdfm.flow.draw import draw, draw_other, shape_logits
 from tsdfm.flow.elbo import bits_per_character, elbo, elbo_rows
 from tsdfm.flow.jump import CumulativeJump, EulerJump, Jump, jump_from
 from tsdfm.flow.loss import cross_entropy, generalised_kl
-from tsdfm.flow.noise import Noise, RowNoise, uniform
+from tsdfm.flow.noise import Noise, RowNoise, row_times, uniform
 from tsdfm.flow.path import Posterior, interpolate
 from tsdfm.flow.schedule import Cosine, Polynomial, Schedule, schedule_from
 from tsdfm.flow.solver import Model, Solution, Step, check_grid, grid, solve
 from tsdfm.flow.source import Mask, Source, Uniform, source_from
+from tsdfm.kernels.inverse import Other
 
 __all__ = [
     "Cosine",
@@ -45,6 +46,7 @@ __all__ = [
     "grid",
     "interpolate",
     "jump_from",
+    "row_times",
     "schedule_from",
     "shape_logits",
     "solve",

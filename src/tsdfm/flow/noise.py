@@ -28,6 +28,7 @@ GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
 MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 WORD = (1 << 64) - 1
+GOLDEN_RATIO = 0.6180339887498949  # its fractional part
 FEW = 1024  # numbers up to which the calls cost more than the arithmetic
 DRAW_STRIDE = 1 << 40  # positions within one draw stay below this, so draws never share a counter
 
@@ -130,3 +131,13 @@ def uniform(noise: Noise, shape: Sequence[int], device: torch.device, dtype: tor
     if isinstance(noise, RowNoise):
         return noise.uniform(shape, dtype).to(device)
     return torch.rand(tuple(shape), generator=noise, device=device, dtype=dtype)
+
+
+def row_times(rows: Tensor, seed: int) -> Tensor:
+    """A time in [0, 1) for each running row number [B]: the golden-ratio sequence, shifted by the seed.
+
+    A row's time depends on its number alone, so it is the same on one process or many; and neighbouring rows, which
+    share a batch, cover [0, 1) far more evenly than independent draws would.
+    """
+    shift = RowNoise(seed, torch.zeros(1, dtype=torch.int64), stream=2).uniform((1,)).item()
+    return torch.frac(rows.to(torch.float64) * GOLDEN_RATIO + shift)

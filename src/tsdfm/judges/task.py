@@ -11,13 +11,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from tsdfm.engine.rows import held_out_parts
 from tsdfm.engine.task import Context
 from tsdfm.flow import bits_per_character, cross_entropy
 from tsdfm.judges.settings import JudgeTrainSettings
 from tsdfm.nn.causal import CausalSpec
 from tsdfm.tokens.loader import Batch
 from tsdfm.tokens.rows import TokenRows
-from tsdfm.tokens.train import held_out_parts
 
 
 class JudgeTask:

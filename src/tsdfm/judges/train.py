@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from tsdfm.engine.distributed import join
+from tsdfm.engine.rows import train_rows
 from tsdfm.engine.task import Record
 from tsdfm.judges.settings import JudgeTrainSettings
 from tsdfm.judges.task import JudgeTask
 from tsdfm.nn.causal import CausalSpec
 from tsdfm.tokens.rows import TokenRows, valid_rows
-from tsdfm.tokens.train import train_rows
 
 
 def run(settings: JudgeTrainSettings) -> Path:

@@ -3,6 +3,7 @@
     draw     tokens, probabilities and statistics of logits rows, from one read of each
     rows     KL, cross-entropy and generalised KL of logits rows, with the gradient by the logits in their place
     head     the output head padded to aligned columns: what makes its matrix products quick
+    fused    losses of head(hidden) chunk by chunk: no [B, L, V] tensor ever exists
     noise    the uniforms of `flow.RowNoise` in one launch, without waiting for the device
 
 The kernels run where the tensors are on a CUDA device and Triton is installed; everywhere else, and for float64, the

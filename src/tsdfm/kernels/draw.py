@@ -1,10 +1,10 @@
 """All that a jump and Navigate ask of a row of logits, from one read of it.
 
 K tempered draws that are not z with the split p(z), 1 − p(z), and, where asked for, the argmax, its probability, the
-entropy and one plain draw. A draw is a two-level inverse CDF, as in `flow.draw`: sums of blocks of columns first, then
-the column inside the chosen block. The kernel keeps each block's sum relative to the block's own largest logit, joins
-blocks in float64 and works out the chosen block in float64 too, so that every token keeps its probability to about
-10⁻⁷ of itself, however rare.
+entropy and one plain draw. A draw is a two-level inverse CDF, as in `kernels.inverse`: sums of blocks of columns first,
+then the column inside the chosen block. The kernel keeps each block's sum relative to the block's own largest logit,
+joins blocks in float64 and works out the chosen block in float64 too, so that every token keeps its probability to
+about 10⁻⁷ of itself, however rare.
 With the same uniforms it gives the reference's tokens, except where a boundary between two tokens moves by that much. A
 row's answer depends on the row alone: on its logits, z, temperatures and uniforms.
 
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from tsdfm import kernels
+from tsdfm.kernels.inverse import plain_draw, plain_draw_other
 
 
 class Drawn(NamedTuple):
@@ -73,9 +74,7 @@ def reference(
     need: Tensor | None = None,
     stats: bool = False,
 ) -> Drawn:
-    """The same by `flow.draw`, one draw after another."""
-    from tsdfm.flow.draw import plain_draw, plain_draw_other
-
+    """The same by `kernels.inverse`, one draw after another."""
     rows = torch.arange(len(z), device=logits.device) if at is None else at
     keep = torch.ones_like(rows, dtype=torch.bool) if need is None else need
     own = logits[rows]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,12 +16,13 @@ from tsdfm.samples.defaults import SampleDefaults, manner_of
 from tsdfm.samples.guide import compass_for, guide_from
 from tsdfm.samples.model import Samples, TextModel, load
 from tsdfm.samples.settings import SampleSettings
+from tsdfm.samples.trajectory import Trajectory
 from tsdfm.store.bundle import default_model
 from tsdfm.store.files import disk
 
 
-def run(settings: SampleSettings) -> Samples:
-    """Sample, show and save."""
+def run(settings: SampleSettings, replay: Callable[[Trajectory, Console], None] | None = None) -> Samples:
+    """Sample, show and save. `replay` plays the texts in the terminal before they are printed."""
     if settings.compass is not None and settings.guide == "blind" and not settings.watched:
         raise UserError(
             "--compass guides nothing without --guide sequence, token or sequence-to-token, "
@@ -38,9 +40,7 @@ def run(settings: SampleSettings) -> Samples:
     if settings.save_trajectory is not None and samples.trajectory is not None:
         samples.trajectory.save(settings.save_trajectory)
     console = Console()
-    if settings.live and samples.trajectory is not None:
-        from tsdfm.view.terminal import replay
-
+    if replay is not None and samples.trajectory is not None:
         replay(samples.trajectory, console)
     for number, text in enumerate(samples.texts):
         console.rule(f"text {number}, seed {settings.seed}, {samples.nfe} passes", align="left", style="dim")

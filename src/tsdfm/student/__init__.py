@@ -6,7 +6,6 @@ midpoint   the policies made of them: blind, sequence, token, sequence-to-token
 stats      what navigation did, summed on the device
 targets    Euler, Heun and RK-4 chains of the semi-teacher
 recorded   the same as one CUDA graph
-fused      losses of head(hidden) that never make all logits at once
 task, run  the objective and the stage
 """
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from tsdfm import kernels
 from tsdfm.engine.graphs import Pool, Routines
 from tsdfm.flow import CumulativeJump, EulerJump, RowNoise
+from tsdfm.kernels.fused import Target, compute_dtype
 from tsdfm.kernels.head import Head, padded
-from tsdfm.student.fused import Target, compute_dtype
 from tsdfm.student.midpoint import Blind, Navigated, Policy, near
 from tsdfm.student.stats import Stats
 from tsdfm.student.targets import Estimator, Heads, chain, host_side, pack, unpack

@@ -8,6 +8,7 @@ from typing import Any
 
 from tsdfm.compass.model import Compass, load_compass
 from tsdfm.engine.distributed import World, join
+from tsdfm.engine.rows import train_rows
 from tsdfm.engine.task import Record
 from tsdfm.errors import UserError
 from tsdfm.nn.ddit import DDiT
@@ -21,7 +22,6 @@ from tsdfm.student.start import start_from
 from tsdfm.student.task import StudentTask
 from tsdfm.tokens.loader import with_numbers
 from tsdfm.tokens.rows import TokenRows, valid_rows
-from tsdfm.tokens.train import train_rows
 
 FREE = {"tokens", "init_from", "out", "compass", "teacher", "name", "checkpoint", "probe_every", "resume"}
 FREE |= {"eval_rows", "eval_times", "allow_changed", "record", "loop", "optim", "navigate"}  # what a resume may change

@@ -20,8 +20,8 @@ from torch.distributed.fsdp import FSDPModule
 
 from tsdfm import kernels
 from tsdfm.flow import Noise
+from tsdfm.kernels.fused import Target, compute_dtype
 from tsdfm.kernels.head import Head, padded
-from tsdfm.student.fused import Target, compute_dtype
 from tsdfm.student.midpoint import Policy, near
 
 

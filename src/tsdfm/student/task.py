@@ -18,11 +18,12 @@ from torch.distributed.fsdp import FSDPModule
 
 from tsdfm.compass.model import Compass, lean
 from tsdfm.engine.learner import quicken
+from tsdfm.engine.rows import held_out_parts
 from tsdfm.engine.task import Context
 from tsdfm.flow import CumulativeJump, RowNoise, bits_per_character, elbo_rows, interpolate
 from tsdfm.flow.loss import LAST_TIME
+from tsdfm.kernels.fused import Divergence, GeneralisedKL, Objective, Target, fused_loss
 from tsdfm.nn.velocity import Velocity, VelocitySpec, as_model
-from tsdfm.student.fused import Divergence, GeneralisedKL, Objective, Target, fused_loss
 from tsdfm.student.midpoint import Blind, Energy, Policy, near, policy_from
 from tsdfm.student.recorded import RecordedTarget, may_record
 from tsdfm.student.refresh import Refresher
@@ -32,7 +33,6 @@ from tsdfm.student.steps import SMALLEST, draw_steps, is_large, large_share, wei
 from tsdfm.student.targets import ESTIMATORS, Heads, send, steady, target_of
 from tsdfm.tokens.loader import Batch, HostBatch
 from tsdfm.tokens.rows import TokenRows
-from tsdfm.tokens.train import held_out_parts
 
 EVAL_STREAM = 1  # noise of the evaluation, apart from the training's
 STEP_STREAM = 3  # step sizes and times

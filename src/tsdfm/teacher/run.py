@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tsdfm.engine.distributed import join
+from tsdfm.engine.rows import train_rows
 from tsdfm.engine.task import Record
 from tsdfm.errors import UserError
 from tsdfm.nn.velocity import VelocitySpec, load_velocity
@@ -13,7 +14,6 @@ from tsdfm.store.bundle import on_disk
 from tsdfm.teacher.settings import TeacherSettings
 from tsdfm.teacher.task import TeacherTask
 from tsdfm.tokens.rows import TokenRows, valid_rows
-from tsdfm.tokens.train import train_rows
 
 
 def run(settings: TeacherSettings) -> Path:

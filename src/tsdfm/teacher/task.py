@@ -11,28 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from tsdfm import kernels
+from tsdfm.engine.rows import held_out_parts
 from tsdfm.engine.task import Context
-from tsdfm.flow import RowNoise, bits_per_character, cross_entropy, elbo_rows, generalised_kl, interpolate
+from tsdfm.flow import RowNoise, bits_per_character, cross_entropy, elbo_rows, generalised_kl, interpolate, row_times
 from tsdfm.flow.loss import LAST_TIME
+from tsdfm.kernels.fused import CrossEntropy, GeneralisedKL, Objective, fused_loss
 from tsdfm.nn.velocity import VelocitySpec, as_model
-from tsdfm.student.fused import CrossEntropy, GeneralisedKL, Objective, fused_loss
 from tsdfm.teacher.settings import TeacherSettings
 from tsdfm.tokens.loader import Batch
 from tsdfm.tokens.rows import TokenRows
-from tsdfm.tokens.train import held_out_parts
 
-GOLDEN_RATIO = 0.6180339887498949
 EVAL_STREAM = 1  # noise of the evaluation, apart from the training's
-
-
-def row_times(rows: Tensor, seed: int) -> Tensor:
-    """A time in [0, 1) for each running row number [B]: the golden-ratio sequence, shifted by the seed.
-
-    A row's time depends on its number alone, so it is the same on one process or many; and neighbouring rows, which
-    share a batch, cover [0, 1) far more evenly than independent draws would.
-    """
-    shift = RowNoise(seed, torch.zeros(1, dtype=torch.int64), stream=2).uniform((1,)).item()
-    return torch.frac(rows.to(torch.float64) * GOLDEN_RATIO + shift)
 
 
 class TeacherTask:

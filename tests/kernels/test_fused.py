@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from tsdfm.flow import Mask, Uniform
 from tsdfm.flow.loss import bracket
-from tsdfm.student import fused
-from tsdfm.student.fused import CrossEntropy, Divergence, GeneralisedKL, Objective, Target, fused_loss
+from tsdfm.kernels import fused
+from tsdfm.kernels.fused import CrossEntropy, Divergence, GeneralisedKL, Objective, Target, fused_loss
 
 N, D, V = 23, 6, 9
 SHARES = (1 / 6, 1 / 3, 1 / 3, 1 / 6)

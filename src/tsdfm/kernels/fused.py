@@ -5,6 +5,9 @@ folded back into the gradients of the hidden state, of the head's weight and of 
 the logits are let go. What autograd keeps is [N, D] and [V, D]. In bf16 autocast the matrix products are bf16 and the
 rest float32; float64 stays float64.
 
+This lies beside the kernels because it is what calls `rows` and `head`, and because it knows neither a network nor a
+flow: teachers and students both stand on it.
+
 Shapes: N positions, D width, V columns; a chunk has n positions.
 """
 
