@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmarks.harness import say
+from tsdfm.distil.chain import steady
+from tsdfm.distil.stats import Stats
+from tsdfm.distil.task import StudentTask
+from tsdfm.distil.times import is_large
 from tsdfm.engine import graphs
 from tsdfm.engine.learner import Learner
 from tsdfm.engine.precision import autocast
-from tsdfm.student.stats import Stats
-from tsdfm.student.steps import is_large
-from tsdfm.student.targets import steady
-from tsdfm.student.task import StudentTask
 from tsdfm.tokens.loader import HostBatch
 
 
@@ -52,15 +53,16 @@ def same_bits(name: str, learner: Learner, device: torch.device) -> None:
         return
     spec, rows = task.spec, learner.loop.batch
     mine_of: Any = learner.plain.hidden
-    semi_of: Any = task.semi.hidden
+    semi_net: Any = task.teacher.at(0)
+    semi_of: Any = semi_net.hidden
     made = torch.Generator(device).manual_seed(5)
     x = torch.randint(spec.vocab, (rows, spec.length), generator=made, device=device)
     t, h = (torch.rand(rows, generator=made, device=device) for _ in range(2))
 
     def semi() -> list[Tensor]:
-        most = task.most_large(rows)
+        most = math.ceil(rows * task.times.share)
         with torch.no_grad(), autocast(learner.bf16, device):
-            return [semi_of(*steady(task.semi, x[:most].clone(), t[:most].clone(), h[:most].clone()))]
+            return [semi_of(*steady(semi_net, x[:most].clone(), t[:most].clone(), h[:most].clone()))]
 
     def student() -> list[Tensor]:
         learner.optimiser.adamw.zero_grad(set_to_none=True)
@@ -74,7 +76,8 @@ def same_bits(name: str, learner: Learner, device: torch.device) -> None:
         return found
 
     def compass() -> list[Tensor]:
-        return [task.compass.energy(x.repeat(2, 1)[:size]) for size in (5, 10, 3)] if task.compass else []
+        energy: Any = getattr(task.rollout, "compass", None)
+        return [energy.energy(x.repeat(2, 1)[:size]) for size in (5, 10, 3)] if energy else []
 
     for what, run in {"semi-teacher": semi, "student and gradients": student, "compass": compass}.items():
         run(), run()

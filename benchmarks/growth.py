@@ -19,11 +19,12 @@ from benchmarks.harness import Clock, Ledger, guarded, reserved, say, world
 from benchmarks.student import StudentBenchmark, batches, label, learner_of, plan_of, told
 from benchmarks.variants import Variants
 from tsdfm.compass.model import Compass, lean
+from tsdfm.distil.navigated import NavigatedChain
+from tsdfm.distil.settings import NavigateSettings
+from tsdfm.distil.task import StudentTask
 from tsdfm.engine.graphs import Pool, Replayed
 from tsdfm.engine.learner import Learner
 from tsdfm.settings import option
-from tsdfm.student.settings import NavigateSettings
-from tsdfm.student.task import StudentTask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +142,8 @@ def record(learner: Learner) -> None:
     learner._record(pool)
     task = learner.task
     assert isinstance(task, StudentTask)
-    if isinstance(task.compass, Compass):
-        task.compass = lean(task.compass) if task.compass.bf16 else replace(task.compass)
-        net = task.compass.net
+    rollout = task.rollout
+    if isinstance(rollout, NavigatedChain) and isinstance(rollout.compass, Compass):
+        rollout.compass = lean(rollout.compass) if rollout.compass.bf16 else replace(rollout.compass)
+        net = rollout.compass.net
         setattr(net, "forward", Replayed(net.forward, net, pool))  # noqa: B010 (a method, not a parameter)

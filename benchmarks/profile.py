@@ -12,18 +12,18 @@ from typing import Any
 import torch
 
 from benchmarks.harness import Step, guarded, host_alone, in_a_row, report, say, wait
+from tsdfm.distil import chain
+from tsdfm.distil.midpoint import Blind, Navigated
+from tsdfm.distil.task import StudentTask
 from tsdfm.engine.ema import Ema
 from tsdfm.engine.learner import Learner
 from tsdfm.engine.optim import Optimiser
-from tsdfm.student import targets
-from tsdfm.student.midpoint import Blind, Navigated
-from tsdfm.student.task import StudentTask
 
 PHASES: tuple[tuple[Any, str, str], ...] = (
     (Learner, "update", "the whole step"),
     (StudentTask, "states", "  states of the batch"),
     (StudentTask, "large_target", "  target (semi-teacher and midpoints)"),
-    (targets, "_stage", "    stages of the semi-teacher"),
+    (chain, "_stage", "    stages of the semi-teacher"),
     (Blind, "leap", "    blind midpoints"),
     (Navigated, "leap", "    navigated midpoints"),
     (Navigated, "_survey", "      survey"),

@@ -5,7 +5,7 @@ passes and scaled; the row says so. The last pass of a grid, in which every posi
 counted once: it costs more than the others.
 
 The floor is the arithmetic that cannot be spared: the network's body for every token of every pass, and the head where
-a token may move (`jump.may_leave`), at `peak` TFLOP/s.
+a token may move (`jump.needs`), at `peak` TFLOP/s.
 """
 
 from __future__ import annotations

@@ -31,12 +31,21 @@ from tsdfm import kernels
 from tsdfm.compass.model import Compass
 from tsdfm.compass.network import spec_from
 from tsdfm.compass.settings import CompassNet
+from tsdfm.distil.chain import Chain
+from tsdfm.distil.floor import FromData
+from tsdfm.distil.navigated import NavigatedChain
+from tsdfm.distil.parts import Parts
+from tsdfm.distil.settings import NavigateSettings, StudentLoop, StudentOptim, StudentSettings
+from tsdfm.distil.task import StudentTask
+from tsdfm.distil.teachers import Average
 from tsdfm.engine import graphs as engine_graphs
 from tsdfm.engine.learner import Learner
 from tsdfm.engine.precision import use_bf16
+from tsdfm.flow import FLOW_BOUND
+from tsdfm.methods.fs_dfm import METHOD as FS_DFM
+from tsdfm.methods.fs_dfm import FSDFMSettings
+from tsdfm.methods.ts_dfm import TSDFMSettings
 from tsdfm.settings import option
-from tsdfm.student.settings import NavigateSettings, StudentLoop, StudentOptim, StudentSettings
-from tsdfm.student.task import StudentTask
 from tsdfm.tokens.loader import HostBatch
 
 Switch = Literal["record"]
@@ -243,30 +252,30 @@ def without(step: Step) -> Step:
 
 def plan_of(settings: StudentBenchmark, batch: int, navigate: NavigateSettings | None) -> StudentSettings:
     """The settings of a training whose step is timed."""
-    return StudentSettings(
-        tokens=Path(),
-        init_from=Path(),
-        out=Path(),
-        policy="blind" if navigate is None else "sequence-to-token",
-        compass=None if navigate is None else Path(),
-        navigate=navigate or NavigateSettings(),
-        share=settings.share,
-        probe_every=0,
-        loop=StudentLoop(batch=batch, compile=settings.compile, graphs=settings.graphs, steps=1000),
-        optim=StudentOptim(warmup=10),
-    )
+    common: dict[str, Any] = {
+        "tokens": Path(),
+        "init_from": Path(),
+        "out": Path(),
+        "share": settings.share,
+        "loop": StudentLoop(batch=batch, compile=settings.compile, graphs=settings.graphs, steps=1000),
+        "optim": StudentOptim(warmup=10),
+    }
+    if navigate is None:
+        return FSDFMSettings(**common)
+    return TSDFMSettings(**common, compass=Path(), navigate=navigate, probe_every=0)
 
 
 def learner_of(settings: StudentBenchmark, plan: StudentSettings) -> Learner:
     """A student with fresh weights, its semi-teacher and, to navigate, a compass."""
     here = world(settings.device)
     spec = random_spec(settings.preset, settings.vocab, settings.length, step_size=True)
-    compass = None
-    if plan.policy != "blind":
+    rollout = Chain(plan, spec)
+    if isinstance(plan, TSDFMSettings):
         about = spec_from(spec, CompassNet(preset=settings.preset).shape(), "nce")
         net = about.network().to(here.device).eval().requires_grad_(False)
-        compass = Compass(about, net, bf16=use_bf16("auto", here.device))
-    return Learner(StudentTask(plan, spec, None, compass=compass), here, plan.loop, plan.optim)
+        rollout = NavigatedChain(plan, spec, Compass(about, net, bf16=use_bf16("auto", here.device)))
+    parts = Parts(times=FS_DFM.times(plan), teacher=Average(), rollout=rollout, floor=FromData(spec.flow_schedule()))
+    return Learner(StudentTask(plan, spec, None, parts, FLOW_BOUND), here, plan.loop, plan.optim)
 
 
 def stepping(
@@ -292,6 +301,7 @@ def told(learner: Learner, plan: StudentSettings, rows: list[HostBatch]) -> Step
     def step(n: int) -> object:
         assert isinstance(learner.task, StudentTask)
         learner.task.settings = plan
+        vars(learner.task.rollout).update(settings=plan, own=plan)
         return learner.update(rows[n % len(rows)], n)
 
     return step

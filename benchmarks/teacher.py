@@ -11,9 +11,8 @@ import torch
 from benchmarks.harness import Clock, Estimate, Ledger, Step, measure, random_spec, stepper, world
 from tsdfm.engine.learner import Learner
 from tsdfm.engine.settings import LoopSettings
+from tsdfm.methods.dfm import METHOD, DFMSettings
 from tsdfm.settings import option
-from tsdfm.teacher.settings import TeacherSettings
-from tsdfm.teacher.task import TeacherTask
 from tsdfm.tokens.loader import Batch
 
 
@@ -56,8 +55,8 @@ def run(settings: TeacherBenchmark) -> None:
 def build(settings: TeacherBenchmark, batch: int) -> Step:
     here = world(settings.device)
     spec = random_spec(settings.preset, settings.vocab, settings.length)
-    plan = TeacherSettings(tokens=Path(), out=Path(), loop=LoopSettings(batch=batch, compile=settings.compile))
-    learner = Learner(TeacherTask(plan, spec, None), here, plan.loop, plan.optim)
+    plan = DFMSettings(tokens=Path(), out=Path(), loop=LoopSettings(batch=batch, compile=settings.compile))
+    learner = Learner(METHOD.task(plan, spec, None), here, plan.loop, plan.optim)
     made = []
     for n in range(8):
         tokens = torch.randint(settings.vocab, (batch, settings.length), generator=torch.Generator().manual_seed(n))

@@ -4,11 +4,13 @@ Triton reads its switch when it is first imported, and half the libraries here i
 """
 
 import os
+import sys
 from pathlib import Path
 
 from tsdfm.cli import share_cores
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 share_cores()
+sys.path.insert(0, str(Path(__file__).parent))  # `training`, which the tests of several rooms use
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tsdfm.corpus.settings import CorpusSettings
 from tsdfm.errors import UserError
+from tsdfm.methods.dfm import DFMSettings
 from tsdfm.settings import (
     Name,
     add_flags,
@@ -29,7 +30,6 @@ from tsdfm.settings import (
     required,
     to_dict,
 )
-from tsdfm.teacher.settings import TeacherSettings
 from tsdfm.tokens.settings import TokensSettings
 
 
@@ -290,14 +290,14 @@ def test_help_shows_defaults() -> None:
 
 
 def test_underscores_become_dashes() -> None:
-    plain = flags(TeacherSettings, "--time-power", "0.5", "--loop.eval-every", "7", "--optim.weight-decay", "0")
+    plain = flags(DFMSettings, "--time-power", "0.5", "--loop.eval-every", "7", "--optim.weight-decay", "0")
     assert plain == {"time_power": "0.5", "loop": {"eval_every": "7"}, "optim": {"weight_decay": "0"}}
 
 
 @pytest.mark.parametrize(
     ("cls", "given"),
     [
-        (TeacherSettings, {"tokens": "a", "out": "b", "net": {"width": 64}, "loop": {"micro": 4}}),
+        (DFMSettings, {"tokens": "a", "out": "b", "net": {"width": 64}, "loop": {"micro": 4}}),
         (TokensSettings, {"corpus": "a", "out": "b", "layout": "document"}),
         (CorpusSettings, {"out": "b", "sources": [{"name": "world", "limit": 3}, {"path": "x", "weight": 2}]}),
     ],

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import operator
 import os
 import sys
 import typing
@@ -44,10 +45,16 @@ VERBS = {
         section="tokens",
         epilog="tsdfm tokens --corpus runs/mine/corpus --out runs/mine/tokens --vocab-size 8192 --length 256",
     ),
+    "train": Verb(
+        "",
+        "",
+        "train a model by a method: tsdfm train METHOD; without one, the list of them",
+        epilog="tsdfm train mdlm --tokens runs/mine/tokens --out runs/mine/mdlm --net.preset small",
+    ),
     "teacher": Verb(
-        "tsdfm.teacher.settings:TeacherSettings",
-        "tsdfm.teacher.run:run",
-        "train a discrete flow model on the tokens",
+        "tsdfm.methods.dfm:DFMSettings",
+        "tsdfm.methods.dfm:METHOD.train",
+        "short for train dfm: a discrete flow model on the tokens",
         section="teacher",
         epilog="tsdfm teacher --tokens runs/mine/tokens --out runs/mine/teacher --net.preset small --loop.steps 10000",
     ),
@@ -66,9 +73,9 @@ VERBS = {
         epilog="tsdfm compass validate runs/mine/compass",
     ),
     "student": Verb(
-        "tsdfm.student.settings:StudentSettings",
-        "tsdfm.student.run:run",
-        "distil a few-step model, by blind (FS-DFM) or navigated midpoints (TS-DFM)",
+        "tsdfm.methods.ts_dfm:TSDFMSettings",
+        "tsdfm.methods.ts_dfm:METHOD.train",
+        "short for train fs-dfm and, with --policy sequence-to-token, train ts-dfm",
         section="student",
         epilog="tsdfm student --tokens runs/mine/tokens --init-from runs/mine/teacher --out runs/mine/fs-dfm",
     ),
@@ -274,12 +281,30 @@ def _main(words: list[str]) -> int:
 
         print(f"tsdfm {__version__}")
         return 0
+    if words[0] == "train":
+        return train(words[1:])
     size = 2 if " ".join(words[:2]) in VERBS else 1
     name = " ".join(words[:size])
     if name not in VERBS:
         raise UserError(f"unknown command {name!r}{nearest(name, VERBS)}")
-    settings = read(name, VERBS[name], words[size:])
-    load(VERBS[name].run)(settings)
+    verb, values = read(name, VERBS[name], words[size:])
+    load(verb.run)(build(load(verb.settings), values))
+    return 0
+
+
+def train(words: list[str]) -> int:
+    """`tsdfm train METHOD …`: the method's own settings; without a method, what there is."""
+    from tsdfm.methods import method, names
+
+    if not words or words[0] in ("-h", "--help"):
+        lines = [f"  {name:<12} {method(name).help}" for name in names()]
+        print("\n".join(["usage: tsdfm train METHOD [settings]", "", *lines, "", VERBS["train"].epilog]))
+        return 0
+    chosen = method(words[0])
+    place = type(chosen).__module__
+    verb = Verb(f"{place}:METHOD.settings", f"{place}:METHOD.train", chosen.help, section=chosen.section)
+    verb, values = read(f"train {chosen.name}", verb, words[1:])
+    load(verb.run)(build(load(verb.settings), values))
     return 0
 
 
@@ -298,7 +323,7 @@ def overview() -> str:
 def load(place: str) -> Any:
     """`module:name`, imported when it is needed."""
     module, _, name = place.partition(":")
-    return getattr(importlib.import_module(module), name)
+    return operator.attrgetter(name)(importlib.import_module(module))
 
 
 class Parser(argparse.ArgumentParser):
@@ -308,8 +333,8 @@ class Parser(argparse.ArgumentParser):
         raise UserError(message)
 
 
-def read(name: str, verb: Verb, words: list[str]) -> Any:
-    """The settings of a verb from its recipe, if one is named, and its flags on top."""
+def read(name: str, verb: Verb, words: list[str]) -> tuple[Verb, dict[str, Any]]:
+    """What was asked for, with the plain settings from its recipe, if one is named, and its flags on top."""
     cls = load(verb.settings)
     parser = Parser(
         prog=f"tsdfm {name}",
@@ -331,7 +356,14 @@ def read(name: str, verb: Verb, words: list[str]) -> Any:
         flags = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
         word = left[0].split("=")[0]
         raise UserError(f"unknown setting {word!r} for `tsdfm {name}`{nearest(word, flags)}")
-    return build(cls, merge(section(verb, given), flag_values(given, cls)))
+    values = merge(section(verb, given), flag_values(given, cls))
+    if name != "student":
+        return verb, values
+    from tsdfm.methods import method, student_method
+
+    kind, values = student_method(values)
+    place = type(method(kind)).__module__
+    return Verb(f"{place}:METHOD.settings", f"{place}:METHOD.train", verb.help), values
 
 
 def positionals(cls: type, name: str, left: list[str]) -> dict[str, Any]:

@@ -19,10 +19,10 @@ from tsdfm import __version__
 from tsdfm.compass.network import EnergyNet
 from tsdfm.compass.settings import CompassSettings
 from tsdfm.engine.distributed import gpu_does_not_start
+from tsdfm.methods.dfm import DFMSettings
 from tsdfm.nn import DDiT, Shape, flops_per_token, parameters
 from tsdfm.recipes import load_recipe, table
 from tsdfm.settings import build, option
-from tsdfm.teacher.settings import TeacherSettings
 from tsdfm.tokens.settings import TokensSettings
 
 NEEDED = ("torch", "numpy", "safetensors", "tokenizers", "rich")
@@ -115,7 +115,7 @@ def needs(recipe: str) -> dict[str, str]:
     """Parameters, memory and work of the recipe's teacher and compass."""
     plain, nowhere = load_recipe(recipe), Path()
     tokens = build(TokensSettings, {"corpus": nowhere, "out": nowhere, **table(plain, "tokens")}, "tokens")
-    teacher = build(TeacherSettings, {"tokens": nowhere, "out": nowhere, **table(plain, "teacher")}, "teacher")
+    teacher = build(DFMSettings, {"tokens": nowhere, "out": nowhere, **table(plain, "teacher")}, "teacher")
     vocab = {"gpt2": 50257, "byte": 257, "bpe": tokens.vocab_size}[tokens.tokenizer]
     shape, length, loop = teacher.net.shape(), tokens.length, teacher.loop
     micro = loop.micro or loop.batch

@@ -8,6 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from training import train as train_teacher
 from tsdfm.compass import CompassSettings, ValidateSettings, load_compass
 from tsdfm.compass.run import run
 from tsdfm.compass.settings import CompassLoop, CompassNet, CompassOptim, NegativeSettings, RatioSettings
@@ -16,12 +17,11 @@ from tsdfm.corpus.run import run as make_corpus
 from tsdfm.corpus.settings import CorpusSettings
 from tsdfm.engine.settings import LoopSettings, OptimSettings
 from tsdfm.errors import UserError
+from tsdfm.methods.dfm import DFMSettings
 from tsdfm.nn import NetSettings
 from tsdfm.nn.velocity import load_velocity
 from tsdfm.settings import build, to_dict
 from tsdfm.store.manifest import read_manifest
-from tsdfm.teacher.run import run as train_teacher
-from tsdfm.teacher.settings import TeacherSettings
 from tsdfm.tokens.rows import TokenRows, count_tokens
 from tsdfm.tokens.run import run as make_tokens
 from tsdfm.tokens.settings import TokensSettings
@@ -41,7 +41,7 @@ def home(tmp_path_factory):
     )
     for source in ("uniform", "mask"):
         train_teacher(
-            TeacherSettings(
+            DFMSettings(
                 tokens=home / "tokens",
                 out=home / f"teacher-{source}",
                 source=source,

@@ -15,7 +15,7 @@ from tsdfm.flow import solver
 from tsdfm.flow.jump import CumulativeJump, EulerJump
 from tsdfm.flow.noise import RowNoise
 from tsdfm.flow.schedule import Cosine, Polynomial
-from tsdfm.flow.solver import Reader, Step, solve
+from tsdfm.flow.solver import PartialModel, Step, solve
 from tsdfm.flow.source import Mask, Source, Uniform
 
 VOCAB, ROWS, LENGTH = 7, 9, 6
@@ -64,8 +64,8 @@ def noise_and_start(source: Source) -> tuple[RowNoise, Tensor]:
 def both(source: Source, jump: Any, times: Any, **given: Any) -> tuple[Tensor, Tensor, Asked]:
     """Tokens by all logits, tokens by some, and what was asked for."""
     whole, some, made = Table(source), Asked(source), list[Tensor]()
-    assert isinstance(some, Reader)
-    assert not isinstance(whole, Reader)
+    assert isinstance(some, PartialModel)
+    assert not isinstance(whole, PartialModel)
     for model in (whole, some):
         noise, x_0 = noise_and_start(source)
         made.append(solve(model, x_0, times, jump, noise, **given).tokens)

@@ -16,9 +16,9 @@ from benchmarks.student import StudentBenchmark, groups, label
 from benchmarks.student import run as time_student
 
 from tsdfm.cli import read
+from tsdfm.distil.settings import StudentSettings
 from tsdfm.engine.learner import Learner
 from tsdfm.errors import UserError
-from tsdfm.student.settings import StudentSettings
 
 CPU = torch.device("cpu")
 

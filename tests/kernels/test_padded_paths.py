@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from training import DFM
 from tsdfm import kernels
 from tsdfm.compass.model import Compass, lean
 from tsdfm.compass.network import spec_from
 from tsdfm.kernels.head import quick_logits
+from tsdfm.methods.dfm import DFMSettings
 from tsdfm.nn.settings import Shape
 from tsdfm.nn.velocity import VelocitySpec
-from tsdfm.teacher.settings import TeacherSettings
-from tsdfm.teacher.task import TeacherTask
 from tsdfm.tokens.loader import Batch
 
 pytest.importorskip("triton")
@@ -41,8 +41,8 @@ def test_quick_logits_follow_the_weights() -> None:
 @pytest.mark.parametrize("source", ["uniform", "mask"])
 @pytest.mark.parametrize("loss", ["cross-entropy", "generalised-kl"])
 def test_the_teachers_loss_without_logits(source: str, loss: Literal["cross-entropy", "generalised-kl"]) -> None:
-    plan = TeacherSettings(tokens=Path(), out=Path(), loss=loss)
-    task = TeacherTask(plan, replace(SPEC, source=source), None)
+    plan = DFMSettings(tokens=Path(), out=Path(), loss=loss)
+    task = DFM.task(plan, replace(SPEC, source=source), None)
     model = task.model.to(DEVICE)
     torch.manual_seed(1)
     for p in model.parameters():

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from tsdfm import kernels
+from tsdfm.distil.chain import ESTIMATORS, target_of
+from tsdfm.distil.midpoint import policy_from
+from tsdfm.distil.settings import NavigateSettings
+from tsdfm.distil.stats import Stats
 from tsdfm.flow import CumulativeJump, Polynomial, RowNoise, source_from
 from tsdfm.kernels import fused
 from tsdfm.kernels.fused import CrossEntropy, Divergence, GeneralisedKL, Objective, Target, fused_loss
 from tsdfm.nn.settings import Shape
 from tsdfm.nn.velocity import VelocitySpec
-from tsdfm.student.midpoint import policy_from
-from tsdfm.student.settings import NavigateSettings
-from tsdfm.student.stats import Stats
-from tsdfm.student.targets import ESTIMATORS, target_of
 
 pytest.importorskip("triton")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -6,15 +6,16 @@ from typing import Any
 
 import pytest
 
+from training import student_settings
+from tsdfm.distil.settings import NavigateSettings, StudentSettings
 from tsdfm.engine.settings import OptimSettings
 from tsdfm.errors import UserError
 from tsdfm.pipeline.done import is_finished
 from tsdfm.settings import defaults, to_dict
-from tsdfm.student.settings import NavigateSettings, StudentSettings
 
 
 def settings(out: Path, **more: Any) -> StudentSettings:
-    return StudentSettings(tokens=out, init_from=out, out=out, compass=out, policy="sequence", **more)
+    return student_settings(tokens=out, init_from=out, out=out, compass=out, policy="sequence", **more)
 
 
 def test_a_run_from_before_a_setting_was_there_is_done(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from training import student_of
 from tsdfm.errors import UserError
 from tsdfm.pipeline import overrides, plan
 from tsdfm.pipeline.done import comparable
@@ -12,8 +13,6 @@ from tsdfm.pipeline.models import all_named, in_order
 from tsdfm.pipeline.places import Places
 from tsdfm.pipeline.plan import seeded, sources_of
 from tsdfm.recipes import load_recipe, shipped
-from tsdfm.settings import build
-from tsdfm.student.settings import StudentSettings
 
 OUT = Path("out")
 
@@ -135,7 +134,7 @@ def test_students_learn_by_the_papers_divergence(name: str) -> None:
     for source in sources_of(plain):
         found = {n.name: n.given for n in all_named(plain, Places.of(plain, source, OUT)) if n.kind == "student"}
         for student, given in found.items():
-            made = build(StudentSettings, {"tokens": OUT, "out": OUT, **given})
+            made = student_of({"tokens": OUT, "out": OUT, **given})
             forward = student.endswith("-forward")
             assert made.divergence == ("forward" if forward else "reverse"), student
 

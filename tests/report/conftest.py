@@ -10,6 +10,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 @pytest.fixture(scope="session")
 def report_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from training import student_settings
+    from training import train as train_student
+    from training import train as train_teacher
     from tsdfm.compass.run import run as train_compass
     from tsdfm.compass.settings import (
         CompassLoop,
@@ -22,12 +25,10 @@ def report_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tsdfm.compass.validate import validate
     from tsdfm.corpus.run import run as make_corpus
     from tsdfm.corpus.settings import CorpusSettings
+    from tsdfm.distil.settings import NavigateSettings, StudentLoop, StudentOptim
     from tsdfm.engine.settings import LoopSettings, OptimSettings
+    from tsdfm.methods.dfm import DFMSettings
     from tsdfm.nn.settings import NetSettings
-    from tsdfm.student.run import run as train_student
-    from tsdfm.student.settings import NavigateSettings, StudentLoop, StudentOptim, StudentSettings
-    from tsdfm.teacher.run import run as train_teacher
-    from tsdfm.teacher.settings import TeacherSettings
     from tsdfm.tokens.run import run as make_tokens
     from tsdfm.tokens.settings import TokensSettings
 
@@ -40,7 +41,7 @@ def report_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     teacher, compass = home / "teacher-uniform", home / "compass-uniform"
     train_teacher(
-        TeacherSettings(
+        DFMSettings(
             tokens=home / "tokens",
             out=teacher,
             source="uniform",
@@ -78,7 +79,7 @@ def report_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     for name, given in students.items():
         train_student(
-            StudentSettings(
+            student_settings(
                 tokens=home / "tokens",
                 out=home / f"{name}-uniform",
                 levels="uniform",

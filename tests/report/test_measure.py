@@ -12,6 +12,7 @@ import torch
 
 import tsdfm
 from tsdfm.compass import load_compass
+from tsdfm.distil.settings import NavigateSettings
 from tsdfm.errors import UserError
 from tsdfm.report.cells import Cells, load_cell
 from tsdfm.report.measure import (
@@ -29,7 +30,6 @@ from tsdfm.report.metrics import entropy_bits
 from tsdfm.report.score import Bench
 from tsdfm.samples.guide import Guide
 from tsdfm.samples.model import TextModel
-from tsdfm.student.settings import NavigateSettings
 from tsdfm.tokens.rows import TokenRows
 
 SMALL = MeasureSettings(steps=(2, 3), teacher_steps=(2,), samples=6, seed=5, device="cpu")

@@ -12,6 +12,7 @@ import pytest
 
 from tsdfm.cli import VERBS, main, read
 from tsdfm.corpus.world import world_named
+from tsdfm.distil.settings import NavigateSettings
 from tsdfm.errors import UserError
 from tsdfm.judges.world import WorldJudge
 from tsdfm.report.cells import load_cell
@@ -19,7 +20,6 @@ from tsdfm.report.commands.mauve import nearness
 from tsdfm.report.desk import command_line
 from tsdfm.report.paper import LABELS, MAIN
 from tsdfm.report.settings import CandidatesSettings, FrontierSettings, PolicySettings
-from tsdfm.student.settings import NavigateSettings
 from tsdfm.tokens.rows import TokenRows
 
 SAMPLES = ["--samples", "4", "--device", "cpu"]

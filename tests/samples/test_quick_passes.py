@@ -16,13 +16,13 @@ from tiny_nets import save_run, tiny_spec, tiny_velocity
 from torch import Tensor
 
 from tsdfm.cli import main
+from tsdfm.distil.settings import NavigateSettings
 from tsdfm.engine.graphs import Recording, Replayed
 from tsdfm.errors import UserError
 from tsdfm.nn.settings import NetSettings
 from tsdfm.samples.guide import Guide
 from tsdfm.samples.model import TextModel
 from tsdfm.samples.quick import PAYS, Compiled, Pass, Quick, by_logits, filled, fitting, row_bytes
-from tsdfm.student.settings import NavigateSettings
 from tsdfm.tokens.tokenizer import ByteTokenizer
 
 GIB = 2**30

@@ -16,11 +16,11 @@ import torch
 from tiny_nets import tiny_spec
 from torch import Tensor, nn
 
+from tsdfm.distil.settings import NavigateSettings
 from tsdfm.flow import RowNoise, grid, solve
 from tsdfm.nn.velocity import Velocity
 from tsdfm.samples.guide import Guide
 from tsdfm.samples.model import TextModel
-from tsdfm.student.settings import NavigateSettings
 from tsdfm.tokens.tokenizer import ByteTokenizer
 
 MULTIPLIER, MODULUS = 2654435761, 2**32

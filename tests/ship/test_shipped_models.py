@@ -16,13 +16,13 @@ import tsdfm
 from tsdfm.cli import main
 from tsdfm.compass.model import load_compass
 from tsdfm.compass.settings import CompassSettings
+from tsdfm.distil.settings import StudentSettings
 from tsdfm.errors import UserError
+from tsdfm.methods.dfm import DFMSettings
 from tsdfm.nn.velocity import load_velocity
 from tsdfm.store import bundle
 from tsdfm.store.bundle import find_shipped
 from tsdfm.store.files import file_sha256
-from tsdfm.student.settings import StudentSettings
-from tsdfm.teacher.settings import TeacherSettings
 from tsdfm.view.find import played
 from tsdfm.view.settings import ViewSettings
 
@@ -46,7 +46,7 @@ def test_an_input_of_a_training_means_the_model_it_asks_for(models: Path, shippi
     assert load_velocity(home, role="teacher").sha256 == load_velocity(home / "teacher").sha256 == teacher
     for name, role in (("teacher", "teacher"), ("compass", "compass"), ("proposer", "student")):
         assert bundle.on_disk(Path("tsdfm-small"), name) == home / f"{role}.safetensors"
-    for stage, role in ((TeacherSettings, "teacher"), (CompassSettings, "compass"), (StudentSettings, "student")):
+    for stage, role in ((DFMSettings, "teacher"), (CompassSettings, "compass"), (StudentSettings, "student")):
         assert bundle.on_disk(Path("tsdfm-small"), "init_from", stage.START) == home / f"{role}.safetensors"
     assert bundle.on_disk(shipping / "teacher", "teacher") == shipping / "teacher"
     assert bundle.on_disk(home, "tokens") == home

@@ -13,21 +13,21 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import tsdfm
+from training import DFM
+from training import train as run
 from tsdfm.corpus.run import run as make_corpus
 from tsdfm.corpus.settings import CorpusSettings
 from tsdfm.engine.distributed import World
 from tsdfm.engine.settings import LoopSettings, OptimSettings
 from tsdfm.engine.task import Context
 from tsdfm.errors import UserError
+from tsdfm.methods.dfm import DFMSettings
 from tsdfm.nn.settings import NetSettings
 from tsdfm.nn.velocity import read_spec
 from tsdfm.store.checkpoint import load_weights
 from tsdfm.store.files import file_sha256, write_json
 from tsdfm.store.manifest import read_manifest
 from tsdfm.store.packed import pack, unpack
-from tsdfm.teacher.run import run
-from tsdfm.teacher.settings import TeacherSettings
-from tsdfm.teacher.task import TeacherTask
 from tsdfm.tokens.rows import TokenRows
 from tsdfm.tokens.run import run as make_tokens
 from tsdfm.tokens.settings import TokensSettings
@@ -36,7 +36,7 @@ STEPS, MIDDLE = 40, 20
 LOOP = LoopSettings(
     steps=STEPS, batch=16, device="cpu", log_every=10, eval_every=MIDDLE, save_every=MIDDLE, keep=5, seed=3
 )
-SETTINGS = TeacherSettings(
+SETTINGS = DFMSettings(
     tokens=Path("tokens"),
     out=Path("out"),
     eval_rows=16,
@@ -47,7 +47,7 @@ SETTINGS = TeacherSettings(
 )
 
 
-def settings_for(tokens: Path, out: Path, steps: int = STEPS, **given: Any) -> TeacherSettings:
+def settings_for(tokens: Path, out: Path, steps: int = STEPS, **given: Any) -> DFMSettings:
     loop = dataclasses.replace(LOOP, steps=steps)
     return dataclasses.replace(SETTINGS, **{"tokens": tokens, "out": out, "loop": loop, **given})
 
@@ -58,9 +58,9 @@ def lines(out: Path, kind: str) -> list[dict[str, Any]]:
     return [line for line in timeless if kind in line.values() or kind in line]
 
 
-def knowing_nothing(settings: TeacherSettings) -> float:
+def knowing_nothing(settings: DFMSettings) -> float:
     """The bound of a fresh network, whose logits are all zero."""
-    task = TeacherTask(settings, read_spec(settings.out), TokenRows(settings.tokens, "valid"))
+    task = DFM.task(settings, read_spec(settings.out), TokenRows(settings.tokens, "valid"))
     task.bind(Context(ema=None, world=World()))
     return task.evaluate(task.model.eval(), 0)["elbo"]
 
@@ -72,14 +72,14 @@ def same_files(one: Path, other: Path) -> bool:
 
 
 @pytest.fixture(scope="module", params=["uniform", "mask"])
-def trained(request: pytest.FixtureRequest, tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> TeacherSettings:
+def trained(request: pytest.FixtureRequest, tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> DFMSettings:
     """An unbroken run."""
     settings = settings_for(tokens, tmp_path_factory.mktemp(request.param) / "run", source=request.param)
     assert run(settings) == settings.out
     return settings
 
 
-def test_it_learns(trained: TeacherSettings) -> None:
+def test_it_learns(trained: DFMSettings) -> None:
     found = [line["elbo"] for line in lines(trained.out, "elbo")]
     assert len(found) == 2
     assert found[-1] < 0.8 * found[0]
@@ -88,7 +88,7 @@ def test_it_learns(trained: TeacherSettings) -> None:
     assert losses[-1] < 0.7 * losses[0]
 
 
-def test_it_leaves_a_model(trained: TeacherSettings) -> None:
+def test_it_leaves_a_model(trained: DFMSettings) -> None:
     manifest = read_manifest(trained.out)
     assert manifest["stage"] == "teacher"
     assert manifest["finished"] is True
@@ -99,7 +99,7 @@ def test_it_leaves_a_model(trained: TeacherSettings) -> None:
     assert all(text.startswith("Mia has") for text in made.texts)
 
 
-def test_a_resumed_run_is_the_unbroken_one(trained: TeacherSettings, tmp_path: Path) -> None:
+def test_a_resumed_run_is_the_unbroken_one(trained: DFMSettings, tmp_path: Path) -> None:
     """The folder as a kill just after the middle checkpoint leaves it."""
     out = tmp_path / "run"
     shutil.copytree(trained.out, out)
@@ -110,7 +110,7 @@ def test_a_resumed_run_is_the_unbroken_one(trained: TeacherSettings, tmp_path: P
     assert lines(out, "loss") == lines(trained.out, "loss")
 
 
-def test_saving_memory_does_not_make_it_another_run(trained: TeacherSettings, tmp_path: Path) -> None:
+def test_saving_memory_does_not_make_it_another_run(trained: DFMSettings, tmp_path: Path) -> None:
     """Out of memory in the middle: one resumes with recomputed activations, and the numbers stay the same."""
     out = tmp_path / "run"
     shutil.copytree(trained.out, out)
@@ -120,7 +120,7 @@ def test_saving_memory_does_not_make_it_another_run(trained: TeacherSettings, tm
     assert same_files(trained.out, out)
 
 
-def test_another_objective_is_another_run(trained: TeacherSettings) -> None:
+def test_another_objective_is_another_run(trained: DFMSettings) -> None:
     for change in ({"loss": "generalised-kl"}, {"schedule": "cosine"}, {"time_power": 0.5}):
         with pytest.raises(UserError, match=f"cannot resume .*{next(iter(change))}"):
             run(dataclasses.replace(trained, resume=True, **change))
@@ -139,7 +139,7 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def test_a_finished_run_is_not_written_over(trained: TeacherSettings, others: Path) -> None:
+def test_a_finished_run_is_not_written_over(trained: DFMSettings, others: Path) -> None:
     before = {path: path.read_bytes() for path in trained.out.rglob("*") if path.is_file()}
     with pytest.raises(UserError, match="already has checkpoints"):
         run(trained)
@@ -151,7 +151,7 @@ def test_a_finished_run_is_not_written_over(trained: TeacherSettings, others: Pa
 
 
 @pytest.mark.parametrize("resume", [False, True])
-def test_init_from_is_not_resume(trained: TeacherSettings, tmp_path: Path, resume: bool) -> None:
+def test_init_from_is_not_resume(trained: DFMSettings, tmp_path: Path, resume: bool) -> None:
     """A new run, from step 0 with a fresh optimiser, whose weights begin as another's averaged ones.
 
     With `resume` and nothing to resume yet (a pipeline says it always), it is the same.
@@ -168,7 +168,7 @@ def test_init_from_is_not_resume(trained: TeacherSettings, tmp_path: Path, resum
     assert read_manifest(tmp_path / "new")["parent"]["path"] == str(trained.out)
 
 
-def test_a_bundle_can_be_trained_on(trained: TeacherSettings, tmp_path: Path) -> None:
+def test_a_bundle_can_be_trained_on(trained: DFMSettings, tmp_path: Path) -> None:
     """Weights travel between machines as a bundle; a run that goes on from one says from which file."""
     (tmp_path / "mine").mkdir()
     file = tmp_path / "mine" / "teacher.safetensors"
@@ -185,7 +185,7 @@ def test_a_bundle_can_be_trained_on(trained: TeacherSettings, tmp_path: Path) ->
     assert read_manifest(tmp_path / "new")["parent"] == {"path": str(file), "sha256": file_sha256(file)}
 
 
-def test_init_from_refusals(trained: TeacherSettings, tokens: Path, others: Path, tmp_path: Path) -> None:
+def test_init_from_refusals(trained: DFMSettings, tokens: Path, others: Path, tmp_path: Path) -> None:
     new = settings_for(tokens, tmp_path / "new", 1, source=trained.source, init_from=trained.out)
     with pytest.raises(UserError, match="has vocab 380, this model has 370: they do not belong together"):
         run(dataclasses.replace(new, tokens=others))

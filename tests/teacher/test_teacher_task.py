@@ -13,16 +13,16 @@ from hypothesis import given as hypothesis_given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from training import DFM
 from tsdfm.engine.distributed import World
 from tsdfm.engine.settings import LoopSettings
 from tsdfm.engine.task import Context
 from tsdfm.errors import UserError
 from tsdfm.flow import RowNoise, row_times
+from tsdfm.methods.dfm import DFMSettings
 from tsdfm.nn.settings import NetSettings
 from tsdfm.nn.velocity import VelocitySpec
 from tsdfm.teacher.run import spec_for
-from tsdfm.teacher.settings import TeacherSettings
-from tsdfm.teacher.task import TeacherTask
 from tsdfm.tokens.loader import Batch
 from tsdfm.tokens.rows import TokenRows, valid_rows
 
@@ -30,8 +30,8 @@ NET = NetSettings(width=16, depth=1, heads=2, cond=8, dropout=0.0)
 VOCAB, LENGTH = 11, 6
 
 
-def make_task(anchor: int = 1, **given: Any) -> TeacherTask:
-    settings = TeacherSettings(tokens=Path("t"), out=Path("o"), net=NET, loop=LoopSettings(seed=5, batch=4), **given)
+def make_task(anchor: int = 1, **given: Any) -> Any:
+    settings = DFMSettings(tokens=Path("t"), out=Path("o"), net=NET, loop=LoopSettings(seed=5, batch=4), **given)
     spec = VelocitySpec(
         shape=NET.shape(),
         vocab=VOCAB,
@@ -41,7 +41,7 @@ def make_task(anchor: int = 1, **given: Any) -> TeacherTask:
         anchor=anchor,
         tokenizer="",
     )
-    return TeacherTask(settings, spec, None)
+    return DFM.task(settings, spec, None)
 
 
 class Seen(torch.nn.Module):
@@ -61,7 +61,7 @@ def make_batch(rows: int = 40, first: int = 0) -> Batch:
     return Batch(torch.randint(0, VOCAB, (rows, LENGTH), generator=made), torch.arange(first, first + rows))
 
 
-def reference(task: TeacherTask, model: Seen, batch: Batch, kappa: Any, slope: Any) -> float:
+def reference(task: Any, model: Seen, batch: Batch, kappa: Any, slope: Any) -> float:
     """The sheet's formula, position by position, in plain Python."""
     total, terms = 0.0, 0
     times = (row_times(batch.rows, 5) ** task.settings.time_power).tolist()
@@ -170,7 +170,7 @@ def test_the_network_depends_on_the_seed() -> None:
     one, same = make_task(), make_task()
     other = make_task()
     settings = dataclasses.replace(one.settings, loop=LoopSettings(seed=6, batch=4))
-    other = TeacherTask(settings, one.spec, None)
+    other = DFM.task(settings, one.spec, None)
     assert torch.equal(one.model.embedding.weight, same.model.embedding.weight)
     assert not torch.equal(one.model.embedding.weight, other.model.embedding.weight)
 
@@ -187,10 +187,8 @@ def test_the_held_out_bound(tokens: Path, source: str) -> None:
     rows = valid_rows(tokens)
     assert rows is not None
     loop = LoopSettings(seed=5, batch=4)
-    settings = TeacherSettings(
-        tokens=tokens, out=Path("o"), net=NET, loop=loop, source=source, eval_rows=9, eval_times=3
-    )
-    task = TeacherTask(settings, spec_for(settings, TokenRows(tokens, "train")), rows)
+    settings = DFMSettings(tokens=tokens, out=Path("o"), net=NET, loop=loop, source=source, eval_rows=9, eval_times=3)
+    task = DFM.task(settings, spec_for(settings, TokenRows(tokens, "train")), rows)
     task.bind(Context(ema=None, world=World()))
     found = task.evaluate(task.model.eval(), 0)
     vocab, last = rows.vocab_size, 1 - 1e-5
@@ -215,8 +213,8 @@ def test_the_held_out_bound(tokens: Path, source: str) -> None:
 def test_the_bound_does_not_depend_on_the_batch(tokens: Path) -> None:
     rows, values = valid_rows(tokens), []
     for loop in (LoopSettings(batch=4), LoopSettings(batch=32), LoopSettings(batch=32, micro=1)):
-        settings = TeacherSettings(tokens=tokens, out=Path("o"), net=NET, loop=loop, eval_rows=7, eval_times=2)
-        task = TeacherTask(settings, spec_for(settings, TokenRows(tokens, "train")), rows)
+        settings = DFMSettings(tokens=tokens, out=Path("o"), net=NET, loop=loop, eval_rows=7, eval_times=2)
+        task = DFM.task(settings, spec_for(settings, TokenRows(tokens, "train")), rows)
         torch.nn.init.normal_(task.model.head.weight, generator=torch.Generator().manual_seed(0))
         task.bind(Context(ema=None, world=World()))
         values.append(task.evaluate(task.model.double().eval(), 0))

@@ -11,16 +11,15 @@ import torch
 from torch import Tensor
 
 from tsdfm.engine.graphs import Replayed
-from tsdfm.flow import CumulativeJump, EulerJump, draw
+from tsdfm.flow import LeaveJump, draw
 from tsdfm.kernels.head import quick_logits
 from tsdfm.nn.velocity import Velocity
 
-Jumps = EulerJump | CumulativeJump
 ROOM = {"cpu": 1 << 24, "cuda": 1 << 29}  # logits alive at once
 
 
 @torch.no_grad()
-def propose(velocity: Velocity, x: Tensor, t: Tensor, h: Tensor, u: Tensor, jump: Jumps) -> Tensor:
+def propose(velocity: Velocity, x: Tensor, t: Tensor, h: Tensor, u: Tensor, jump: LeaveJump) -> Tensor:
     """N jumps [B, N, L] from each state x [B, L] at t [B] over h [B], by uniforms u [B, N, L, 2].
 
     Equal to `jump.move(x, velocity(x, t, h), t, h, u[:, n])` for each n; anchor positions stay.
@@ -55,11 +54,11 @@ def hidden_of(velocity: Velocity, x: Tensor, t: Tensor, h: Tensor) -> Tensor:
 
     A recorded network (`engine.graphs`) is called with whole fours of rows, the last repeated: few sizes to record.
     """
-    count, step = len(x), velocity.spec.step_size
+    count = len(x)
     if isinstance(vars(velocity.net).get("hidden"), Replayed) and count % 4:
         pick = torch.arange(count + -count % 4, device=x.device).clamp_(max=count - 1)
         x, t, h = x[pick], t[pick], h[pick]
-    return velocity.net.hidden(x, t.float(), h.float() if step else None)[:count]
+    return velocity.net.hidden(x, *velocity.spec.told(t.float(), h.float()))[:count]
 
 
 def parts(count: int, velocity: Velocity) -> list[slice]:

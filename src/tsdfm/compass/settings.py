@@ -131,9 +131,7 @@ class RatioSettings:
     levels: tuple[float, ...] = option((0.25, 0.125, 0.0625, 0.03125), "step sizes h")
     t_min: float = option(0.2, "earliest time t of the state that is jumped from")
     lambda_reg: float = option(0.01, "weight of E(x)² of the positive")
-    jump: Literal["auto", "euler", "cumulative"] = option(
-        "auto", "auto is cumulative for a student, euler for a teacher"
-    )
+    jump: str = option("auto", "the proposer's jump; auto is its method's own")
 
     def __post_init__(self) -> None:
         if self.n < 1:

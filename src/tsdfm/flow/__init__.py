@@ -8,8 +8,8 @@ elbo       a bound of −log p(text)
 """
 
 from tsdfm.flow.draw import draw, draw_other, shape_logits
-from tsdfm.flow.elbo import bits_per_character, elbo, elbo_rows
-from tsdfm.flow.jump import CumulativeJump, EulerJump, Jump, jump_from
+from tsdfm.flow.elbo import FLOW_BOUND, Bound, bits_per_character, elbo, elbo_rows
+from tsdfm.flow.jump import JUMPS, CumulativeJump, EulerJump, Jump, LeaveJump, jump_from
 from tsdfm.flow.loss import cross_entropy, generalised_kl
 from tsdfm.flow.noise import Noise, RowNoise, row_times, uniform
 from tsdfm.flow.path import Posterior, interpolate
@@ -19,10 +19,14 @@ from tsdfm.flow.source import Mask, Source, Uniform, source_from
 from tsdfm.kernels.inverse import Other
 
 __all__ = [
+    "FLOW_BOUND",
+    "JUMPS",
+    "Bound",
     "Cosine",
     "CumulativeJump",
     "EulerJump",
     "Jump",
+    "LeaveJump",
     "Mask",
     "Model",
     "Noise",

@@ -11,6 +11,8 @@ has arrived.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -55,6 +57,20 @@ def elbo_rows(
         loss = torch.where(free, bracket(model(x_t, t.to(time_dtype), step), x_1, x_t, source), 0.0)
         total += loss.to(torch.float64).sum(-1) / free.sum(-1) / (1.0 - kappa_t)
     return total * (LAST_TIME / times)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A bound of −log p(text) with the name it has in tables: bounds of different processes are not comparable.
+
+    `rows(model, x_1, schedule, source, times, noise, h=…, given=…)` gives nats per token [B], as `elbo_rows` does.
+    """
+
+    label: str
+    rows: Callable[..., Tensor]
+
+
+FLOW_BOUND = Bound("flow ELBO", elbo_rows)
 
 
 def elbo(

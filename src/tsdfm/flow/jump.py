@@ -1,8 +1,8 @@
 """Jumps: how a state moves from t to t + h, given the model's p(x_1 | x_t).
 
-Both jumps are the same sentence with another number in it: *a position leaves its token z with probability `leave`
-and goes to a token drawn from p with z taken out*. So a jump needs p(z) and one draw that is not z, and no [B, L, V]
-generator.
+A jump is whatever `solve` can call (`Jump`). The two of the paper are one sentence with another number in it: *a
+position leaves its token z with probability `leave` and goes to a token drawn from p with z taken out* (`LeaveJump`).
+So they need p(z) and one draw that is not z, and no [B, L, V] generator.
 
     EulerJump        leave = (1 − e^{−hλ(t)})·(1 − p(z)),      λ = κ̇/(1 − κ)
     CumulativeJump   leave = 1 − [(1 − κ(t+h))/(1 − κ(t))]^{1 − p(z)}
@@ -17,15 +17,16 @@ for where to, though one would do for a draw from p: what is drawn by one is ano
 The work is the same, one read of the logits.
 
 Whether a position leaves is decided by its first uniform, and `leave` grows with 1 − p(z): where that uniform is not
-below `leave` at p(z) = 0, the position stays whatever the logits say, and nobody needs them (`may_leave`). In a step of
+below `leave` at p(z) = 0, the position stays whatever the logits say, and nobody needs them (`needs`). In a step of
 1/1024 that is nearly everywhere; in eight steps, two thirds of all positions; in the last step of the mask source,
 all but the masks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -35,11 +36,15 @@ from tsdfm.flow.draw import draw_other
 from tsdfm.flow.noise import Noise, uniform
 from tsdfm.flow.schedule import Schedule
 from tsdfm.flow.source import Source
+from tsdfm.settings import nearest
 
 
-@runtime_checkable
 class Jump(Protocol):
-    """One step of a solver: (x_t [B, L], logits [B, L, V], t [B], h [B], noise) → x_{t+h} [B, L]."""
+    """One step of a solver: (x_t [B, L], logits [B, L, V], t [B], h [B], noise) → x_{t+h} [B, L].
+
+    A jump with `final_pass` asks for one pass of the network more, at t = 1, and finishes the text by it:
+    `finish(x [B, L], logits [B, L, V], noise) → x_1 [B, L]`. The solver counts that pass.
+    """
 
     @property
     def schedule(self) -> Schedule: ...
@@ -47,13 +52,41 @@ class Jump(Protocol):
     @property
     def source(self) -> Source: ...
 
+    @property
+    def final_pass(self) -> bool: ...
+
     def __call__(self, x_t: Tensor, logits: Tensor, t: Tensor, h: Tensor, noise: Noise) -> Tensor: ...
 
 
+@runtime_checkable
+class Finishes(Protocol):
+    """A jump that has a last word, by a pass of its own."""
+
+    def finish(self, x: Tensor, logits: Tensor, noise: Noise) -> Tensor: ...
+
+
+@runtime_checkable
+class PositionJump(Protocol):
+    """A jump that decides position by position, by two uniforms u [B, L, 2] each.
+
+    `needs` [B, L] says, before any logits are there, which positions they could make move; `move` is the jump by the
+    logits of any positions. A solver whose model can give some logits without the others (`flow.solver.PartialModel`)
+    then asks for those alone.
+    """
+
+    @property
+    def source(self) -> Source: ...
+
+    def needs(self, x_t: Tensor, t: Tensor, h: Tensor, u: Tensor) -> Tensor: ...
+
+    def move(self, x_t: Tensor, logits: Tensor, t: Tensor, h: Tensor, u: Tensor) -> Tensor: ...
+
+
 @dataclass(frozen=True)
-class _Leaving:
-    """What the two jumps share. Row-wise arithmetic on tensors only: safe under `torch.compile`, no device is waited
-    for.
+class LeaveJump:
+    """A jump that leaves z with some chance, for a token drawn from p without z. A subclass gives `chance`, no more:
+    kernels and navigation draw for themselves and ask `leave` alone. Row-wise arithmetic on tensors only: safe under
+    `torch.compile`, no device is waited for.
 
     `keep_revealed` (mask source only) never moves a position that has left [MASK]. The true posterior has p(z) = 1
     there, so a perfect model does not notice; for a learned one it takes away the chance to revise a token, as MDLM
@@ -63,6 +96,7 @@ class _Leaving:
     schedule: Schedule
     source: Source
     keep_revealed: bool = False
+    final_pass: ClassVar[bool] = False
 
     def chance(self, t: Tensor, s: Tensor, h: Tensor, p_other: Tensor) -> Tensor:
         """The probability of leaving before the last step; t, s = t + h, h are [B, 1], p_other = 1 − p(z) is [B, L].
@@ -84,7 +118,7 @@ class _Leaving:
                 chance = torch.where(masked, chance, 0.0)
         return torch.where(s >= 1.0, last, chance)
 
-    def may_leave(self, x_t: Tensor, t: Tensor, h: Tensor, u: Tensor) -> Tensor:
+    def needs(self, x_t: Tensor, t: Tensor, h: Tensor, u: Tensor) -> Tensor:
         """The positions [B, L] that could leave for some logits, by uniforms u [B, L, 2]: no other one moves."""
         return u[..., 0] < self.leave(x_t, torch.ones_like(x_t, dtype=torch.float64), t, h)
 
@@ -102,7 +136,7 @@ class _Leaving:
 
 
 @dataclass(frozen=True)
-class EulerJump(_Leaving):
+class EulerJump(LeaveJump):
     """The plain jump at the rate of time t, first order in h."""
 
     def chance(self, t: Tensor, s: Tensor, h: Tensor, p_other: Tensor) -> Tensor:
@@ -111,18 +145,25 @@ class EulerJump(_Leaving):
 
 
 @dataclass(frozen=True)
-class CumulativeJump(_Leaving):
+class CumulativeJump(LeaveJump):
     """The cumulative-scalar jump of FS-DFM; with the mask source and `keep_revealed`, MDLM's ancestral step."""
 
     def chance(self, t: Tensor, s: Tensor, h: Tensor, p_other: Tensor) -> Tensor:
         return -torch.expm1(p_other * torch.log(self.schedule.survival(t, s)))
 
 
-def jump_from(
-    name: str, schedule: Schedule, source: Source, *, keep_revealed: bool = False
-) -> EulerJump | CumulativeJump:
-    """A jump from its name, "euler" or "cumulative"."""
-    kinds: dict[str, type[EulerJump] | type[CumulativeJump]] = {"euler": EulerJump, "cumulative": CumulativeJump}
-    if name not in kinds:
-        raise UserError(f'unknown jump "{name}": use "euler" or "cumulative"')
-    return kinds[name](schedule, source, keep_revealed)
+JUMPS: dict[str, Callable[[Schedule, Source], LeaveJump]] = {
+    "euler": EulerJump,
+    "cumulative": CumulativeJump,
+    "ancestral": lambda schedule, source: CumulativeJump(schedule, source, keep_revealed=True),
+}
+"""The jumps every model can take; a method may bring others (`tsdfm.methods`)."""
+
+
+def jump_from(name: str, schedule: Schedule, source: Source) -> LeaveJump:
+    """One of `JUMPS` by its name. `ancestral` belongs to the mask source: what has left [MASK] stays."""
+    if name not in JUMPS:
+        raise UserError(f"unknown jump {name!r}{nearest(name, JUMPS)}")
+    if name == "ancestral" and source.mask is None:
+        raise UserError("jump ancestral keeps what has left [MASK]: it needs a model of the mask source")
+    return JUMPS[name](schedule, source)

@@ -1,6 +1,7 @@
 """The solver: a model, a jump and a time grid turn noise into text.
 
-One step is one call of the model, so the number of function evaluations (NFE) of a solution is the number of its steps.
+One step is one call of the model, and a jump may ask for one more at the end (`Jump.final_pass`): the number of
+function evaluations (NFE) of a solution counts the calls that were made.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from torch import Tensor
 
 from tsdfm.errors import UserError
 from tsdfm.flow.draw import shape_logits
-from tsdfm.flow.jump import CumulativeJump, EulerJump, Jump
+from tsdfm.flow.jump import Finishes, Jump, PositionJump
 from tsdfm.flow.noise import Noise, uniform
 
 Model = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(x_t [B, L] int64, t [B], h [B]) → logits [B, L, V]."""
 
-ROOM = {"cpu": 1 << 22, "cuda": 1 << 27}  # logits of a reader that exist at once
+ROOM = {"cpu": 1 << 22, "cuda": 1 << 27}  # logits of a partial model that exist at once
 
 
 @runtime_checkable
-class Reader(Protocol):
+class PartialModel(Protocol):
     """A model that need not give the logits of all positions."""
 
     def __call__(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
@@ -105,10 +106,10 @@ def solve(
     `bias` [V] is added to the logits, in float32 or better, before temperature and top-p: softmax((logits + bias)/T).
     −inf rules a token out.
 
-    A `Reader` is asked for the logits of those positions alone that are not given and may leave their token in this
-    step (`jump.may_leave`), a chunk of them at a time: the same tokens for less work. That takes one of the two jumps
-    of this package; another jump, such as a guide's, and `on_step` get all logits. The device is waited for at the
-    end, to see whether all logits were numbers, and, with a reader, before each pass, to count those positions.
+    A `PartialModel` is asked for the logits of those positions alone that are not given and may move in this step
+    (`PositionJump.needs`), a chunk of them at a time: the same tokens for less work. A jump that looks at more than one
+    position, such as a guide's, and `on_step` get all logits. The device is waited for at the end, to see whether all
+    logits were numbers, and, with a partial model, before each pass, to count those positions.
     """
     points = grid(times) if isinstance(times, int) else check_grid(times)
     clamp, held = _clamp(x_0, given, given_tokens, jump.source.vocab)
@@ -126,22 +127,26 @@ def solve(
         before, x = x, clamp(jump(x, logits, t, h, noise))
         if on_step is not None:
             on_step(Step(index=index, t=start, h=end - start, before=before, after=x, logits=logits))
+    if jump.final_pass:
+        assert isinstance(jump, Finishes)
+        one, none = (torch.full((rows,), value, dtype=time_dtype, device=x.device) for value in (1.0, 0.0))
+        logits, nfe = shaper(model(x, one, none)), nfe + 1
+        before, x = x, clamp(jump.finish(x, logits, noise))
+        if on_step is not None:
+            on_step(Step(index=len(points) - 1, t=1.0, h=0.0, before=before, after=x, logits=logits))
     if bool(shaper.bad):
         raise UserError("the model gave logits that are not numbers (NaN or infinite): is the checkpoint sound?")
     return Solution(tokens=x, nfe=nfe)
 
 
-def _sparing(model: Model, jump: Jump) -> tuple[Reader, EulerJump | CumulativeJump] | None:
-    """The two, if they can do with some of the logits. Of jumps that is the very classes of this package: another one,
-    even made from them, may decide otherwise who leaves."""
-    if isinstance(model, Reader) and isinstance(jump, EulerJump | CumulativeJump):
-        return (model, jump) if type(jump) in (EulerJump, CumulativeJump) else None
-    return None
+def _sparing(model: Model, jump: Jump) -> tuple[PartialModel, PositionJump] | None:
+    """The two, if they can do with some of the logits."""
+    return (model, jump) if isinstance(model, PartialModel) and isinstance(jump, PositionJump) else None
 
 
 def _move_some(
-    model: Reader,
-    jump: EulerJump | CumulativeJump,
+    model: PartialModel,
+    jump: PositionJump,
     x: Tensor,
     t: Tensor,
     h: Tensor,
@@ -150,22 +155,22 @@ def _move_some(
     held: Tensor | None,
     shaper: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """What `jump(x, logits, t, h, noise)` gives, by the logits of those positions alone that may leave.
+    """What `jump(x, logits, t, h, noise)` gives, by the logits of those positions alone that may move.
 
     Which ones is asked before the pass is launched: the device then waits for the host only as long as a launch takes.
     """
     u = uniform(noise, (*x.shape, 2), x.device)
-    may = jump.may_leave(x, t, h, u)
+    may = jump.needs(x, t, h, u)
     if held is not None:
         may = may & ~held
     places = may.flatten().nonzero().squeeze(-1)
     read = model.look(x, *seen)
-    flat, lots = x.flatten(), u.flatten(0, 1)
+    flat, uniforms = x.flatten(), u.flatten(0, 1)
     out = flat.clone()
     for part in torch.split(places, max(1, ROOM.get(x.device.type, ROOM["cpu"]) // jump.source.vocab)):
         # as one row of a state: all positions have the same t and h
         logits = shaper(read(part))[None]
-        out[part] = jump.move(flat[part][None], logits, t[:1], h[:1], lots[part][None])[0]
+        out[part] = jump.move(flat[part][None], logits, t[:1], h[:1], uniforms[part][None])[0]
     return out.view_as(x)
 
 

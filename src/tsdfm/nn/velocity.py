@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from tsdfm.errors import UserError
-from tsdfm.flow.jump import CumulativeJump, EulerJump, jump_from
+from tsdfm.flow.jump import LeaveJump, jump_from
+from tsdfm.flow.logits import Meaning, meaning_of
 from tsdfm.flow.schedule import Schedule, schedule_from
 from tsdfm.flow.source import Source, source_from
 from tsdfm.kernels.head import quick_logits
@@ -27,7 +28,11 @@ from tsdfm.store.manifest import read_manifest
 
 @dataclass(frozen=True, kw_only=True)
 class VelocitySpec:
-    """What a velocity network is, apart from its weights."""
+    """What a velocity network is, apart from its weights: its sizes, its flow, what it is told and what it answers.
+
+    `time` and `step_size` say whether it sees t and h (a network that does not see t is told 0); `logits` is what its
+    answer means (`flow.logits`); `method` is how it was trained and `jump` how it writes unless told otherwise.
+    """
 
     shape: Shape
     vocab: int
@@ -37,6 +42,10 @@ class VelocitySpec:
     anchor: int
     tokenizer: str
     step_size: bool = False
+    time: bool = True
+    logits: str = "plain"
+    method: str = ""
+    jump: str = ""
 
     def flow_source(self) -> Source:
         """The law of x_0."""
@@ -53,6 +62,32 @@ class VelocitySpec:
     def plain(self) -> dict[str, Any]:
         """For a manifest."""
         return dict(to_dict(self))
+
+    def identity(self) -> dict[str, Any]:
+        """What a resumed run must share with its checkpoint: all that changes a number.
+
+        Recomputing activations does not, nor what the model is called. Fields that came later are left out at their
+        default, so that older checkpoints go on.
+        """
+        plain = replace(self, shape=replace(self.shape, checkpoint=False)).plain()
+        later = {"time": True, "logits": "plain"}
+        return {
+            name: value
+            for name, value in plain.items()
+            if name not in ("method", "jump") and (name not in later or value != later[name])
+        }
+
+    def told(self, t: Tensor, h: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What the network is given of times t [B] and step sizes h [B]."""
+        return t if self.time else torch.zeros_like(t), h if self.step_size else None
+
+    def meaning(self) -> Meaning | None:
+        """How answers become logits of x_1; none where they are."""
+        return meaning_of(self.logits, self.flow_source())
+
+    def usual_jump(self) -> str:
+        """The jump that the model's method chose; runs that did not record it have the one of their kind."""
+        return self.jump or ("cumulative" if self.step_size else "euler")
 
     def match(self, other: VelocitySpec, what: str) -> None:
         """Refuse another vocabulary, tokenizer, source or layout of rows than this network's."""
@@ -74,15 +109,13 @@ class Velocity:
     sha256: str = ""
 
     def __call__(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
-        """p(x_1 | x_t, t[, h]) as logits [B, L, |V|]; a network without step-size conditioning does not see h."""
-        out: Tensor = self.net(x_t, t, h if self.spec.step_size else None, then=quick_logits)
+        """p(x_1 | x_t[, t][, h]) as logits [B, L, |V|], whatever the network's own answer means."""
+        out: Tensor = as_model(self.net, self.spec)(x_t, t, h)
         return out
 
-    def jump(self, name: str = "auto") -> EulerJump | CumulativeJump:
-        """The jump by its name; `auto` is `cumulative` for a network that knows its step size, `euler` otherwise."""
-        if name == "auto":
-            name = "cumulative" if self.spec.step_size else "euler"
-        return jump_from(name, self.schedule, self.source)
+    def jump(self, name: str = "auto") -> LeaveJump:
+        """One of `flow.JUMPS` by its name; `auto` is the one the model's method chose."""
+        return jump_from(self.spec.usual_jump() if name == "auto" else name, self.schedule, self.source)
 
     @property
     def device(self) -> torch.device:
@@ -101,7 +134,13 @@ def check_rows(spec: Any, rows: Any, owner: str, remedy: str = "use the tokens i
 def as_model(net: nn.Module, spec: VelocitySpec) -> Any:
     """(x_t, t, h) → logits for a network that may be wrapped (DDP, FSDP): a solver's or the ELBO's model."""
     then = None if isinstance(net, FSDPModule) else quick_logits  # a copy of gathered weights would not stay true
-    return lambda x_t, t, h: net(x_t, t, h if spec.step_size else None, then=then)
+    mean = spec.meaning()
+
+    def model(x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
+        logits: Tensor = net(x_t, *spec.told(t, h), then=then)
+        return logits if mean is None else mean(logits, x_t)
+
+    return model
 
 
 def read_spec(path: Path) -> VelocitySpec:

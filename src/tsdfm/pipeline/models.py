@@ -57,15 +57,13 @@ def source_stages(recipe: Mapping[str, Any], source: str, out: Path) -> list[Sta
 
 def teacher_stage(recipe: Mapping[str, Any], places: Places) -> Stage:
     """The teacher of one source."""
-    from tsdfm.flow.schedule import schedule_from
-    from tsdfm.teacher.run import run
-    from tsdfm.teacher.settings import TeacherSettings
+    from tsdfm.methods import method
 
     given = {"tokens": places.out / "tokens", **section(recipe, "teacher", places.source)}
-    settings = build(TeacherSettings, {**given, "source": places.source, "out": places["teacher"]}, "teacher")
-    settings.net.shape()
-    schedule_from(settings.schedule)
-    return Stage(f"teacher, {places.source} source", lambda: train(run, settings), settings.out.name)
+    dfm = method("dfm")
+    settings: Any = build(dfm.settings, {**given, "source": places.source, "out": places["teacher"]}, "teacher")
+    dfm.check(settings)
+    return Stage(f"teacher, {places.source} source", lambda: train(dfm.train, settings), settings.out.name)
 
 
 def all_named(recipe: Mapping[str, Any], places: Places) -> list[Named]:
@@ -163,15 +161,15 @@ def compass_stages(named: Named, recipe: Mapping[str, Any], places: Places) -> l
 
 def student_stages(named: Named, recipe: Mapping[str, Any], places: Places) -> list[Stage]:
     """A student."""
-    from tsdfm.student.run import run
-    from tsdfm.student.settings import StudentSettings
-    from tsdfm.student.steps import large_share, weights_of
+    from tsdfm.methods import method, student_method
 
     given = {"tokens": places.out / "tokens", **named.given, "out": places[named.name]}
-    settings = build(StudentSettings, given, section_name(named))
-    large_share(weights_of(settings.levels, settings.level_weights), settings.share)
+    kind, values = student_method(given)
+    chosen = method(kind)
+    settings: Any = build(chosen.settings, values, section_name(named))
+    chosen.check(settings)
     name = f"{title(named)}, {places.source} source"
-    return [Stage(name, lambda: train(run, settings), settings.out.name, keys_needed(named, places))]
+    return [Stage(name, lambda: train(chosen.train, settings), settings.out.name, keys_needed(named, places))]
 
 
 def keys_needed(named: Named, places: Places, *more: str) -> frozenset[str]:

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from torch import Tensor
 
+from tsdfm.distil.settings import NavigateSettings
 from tsdfm.errors import UserError
 from tsdfm.report.cells import Cell, Cells
 from tsdfm.report.hardware import hardware
@@ -25,7 +26,6 @@ from tsdfm.samples.model import TextModel, load
 from tsdfm.store.bundle import is_bundle
 from tsdfm.store.manifest import NAME as MANIFEST
 from tsdfm.store.manifest import read_manifest
-from tsdfm.student.settings import NavigateSettings
 
 SAMPLES = 64
 GUIDED = 32  # guided texts cost several times as much

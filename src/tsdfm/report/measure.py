@@ -162,7 +162,7 @@ def key_of(settings: MeasureSettings, made: TextModel, steps: int, guide: Guide 
     """Everything that decides the texts of a cell."""
     jump = settings.jump
     if jump == "auto":
-        jump = "cumulative" if made.velocity.spec.step_size else "euler"
+        jump = made.velocity.spec.usual_jump()
     return {
         "method": made.method,
         "source": made.velocity.spec.source,

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from tsdfm.distil.settings import NavigateSettings, PolicyName
 from tsdfm.errors import UserError
+from tsdfm.samples.defaults import JUMP
 from tsdfm.settings import Name, option, required
-from tsdfm.student.settings import NavigateSettings, PolicyName
 
-Jump = Literal["auto", "euler", "cumulative"]
 Definition = Literal["paper", "geometric"]
 DEFINITION = "perplexity of several texts: the mean of theirs, or exp of their mean log, which one bad text moves less"
 BLIND = "temperatures of a sweep without guidance, to compare guided texts with at their entropy; empty is none"
@@ -33,7 +33,7 @@ class MeasureSettings:
     seed: int = option(0, "seed of the sampling")
     temperature: float = option(1.0, "sampling temperature")
     top_p: float = option(1.0, "keep the most likely tokens up to this share of the probability")
-    jump: Jump = option("auto", "euler for a teacher, cumulative for a student")
+    jump: str = option("auto", JUMP)
     world: str | None = option("small", "story world whose exact judge reads the texts: full or small; '' is none")
     judges: tuple[str, ...] = option((), "more judges, as `tsdfm judge score` takes them; may be given many times")
     show: int = option(2, "texts to keep as examples in each row")
@@ -72,7 +72,7 @@ class ReportSettings:
     seed: int | None = option(None, "seed of the sampling; none is what the runs were measured with, or 0")
     temperature: float = option(1.0, "sampling temperature")
     top_p: float = option(1.0, "keep the most likely tokens up to this share of the probability")
-    jump: Jump = option("auto", "euler for a teacher, cumulative for a student")
+    jump: str = option("auto", JUMP)
     world: str | None = option(None, "story world that judges: full or small; none finds it, '' is no story world")
     judges: tuple[str, ...] = option((), "more judges, as `tsdfm judge score` takes them; may be given many times")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")

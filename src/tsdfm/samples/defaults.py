@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from tsdfm.settings import build, option
 
 if TYPE_CHECKING:
     from tsdfm.samples.settings import SampleSettings
+
+JUMP = "how a state moves: auto is the method's own; euler, cumulative, ancestral, or one that a method brings"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +21,7 @@ class SampleDefaults:
     n: int = option(2, "texts to write")
     steps: int = option(8, "network passes for each text")
     temperature: float = option(1.0, "below 1 is safer and narrower")
-    jump: Literal["auto", "euler", "cumulative"] = option("auto", "euler for a teacher, cumulative for a student")
+    jump: str = option("auto", JUMP)
 
 
 RUNS = SampleDefaults(n=4, steps=16)

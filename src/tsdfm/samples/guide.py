@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from tsdfm.distil.midpoint import Energy, policy_from
+from tsdfm.distil.settings import NavigateSettings
+from tsdfm.distil.stats import Stats
 from tsdfm.errors import UserError
-from tsdfm.flow import Jump
+from tsdfm.flow import Jump, LeaveJump
 from tsdfm.nn.velocity import Velocity
 from tsdfm.store.bundle import find_shipped
-from tsdfm.student.midpoint import Energy, policy_from
-from tsdfm.student.navigate import Mover
-from tsdfm.student.settings import NavigateSettings
-from tsdfm.student.stats import Stats
 
 if TYPE_CHECKING:
     from tsdfm.compass.model import Compass
@@ -34,8 +33,8 @@ class Guide:
 
     def around(self, jump: Jump, held: Tensor | None, stats: Stats) -> Jump:
         """The jump, guided; positions `held` stay as they are in every state that is scored."""
-        if not isinstance(jump, Mover):
-            raise UserError("this jump cannot be guided: use euler or cumulative")
+        if not isinstance(jump, LeaveJump):
+            raise UserError("this jump cannot be guided: use euler, cumulative or ancestral")
         return policy_from(self.policy, jump, settings=self.settings, compass=self.compass, held=held, stats=stats)
 
 

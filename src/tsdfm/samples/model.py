@@ -10,10 +10,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from tsdfm.distil.midpoint import Energy
+from tsdfm.distil.stats import Stats
 from tsdfm.engine.distributed import pick_device
 from tsdfm.engine.precision import autocast, use_bf16
 from tsdfm.errors import UserError
-from tsdfm.flow import Jump, RowNoise, Step, check_grid, grid, solve
+from tsdfm.flow import Jump, RowNoise, Solution, Step, check_grid, grid, solve
+from tsdfm.methods import jump_for
 from tsdfm.nn.velocity import Velocity, load_velocity, run_folder
 from tsdfm.samples.given import given_tokens
 from tsdfm.samples.guide import Guide
@@ -21,8 +24,6 @@ from tsdfm.samples.quick import Pass, Quick, by_logits, fitting, free_bytes, row
 from tsdfm.samples.trajectory import Recorder, Row, Trajectory, pieces_of
 from tsdfm.store.bundle import find_member
 from tsdfm.store.manifest import read_manifest
-from tsdfm.student.midpoint import Energy
-from tsdfm.student.stats import Stats
 from tsdfm.tokens.tokenizer import Tokenizer, load_tokenizer
 
 
@@ -82,40 +83,41 @@ class TextModel:
         """Write `n` texts in `steps` network passes each (or along the grid `times`).
 
         Text i depends on the seed and on i alone; `first` numbers the first one, so that a long list can be made in
-        parts. `prefix` is kept as it is; `infill` is a template with gaps such as `{5}`. `jump` is `euler` (the plain
-        rate, a teacher's default), or `cumulative` (a student's). `guide` navigates every step by a compass.
-        A `trajectory` holds the energy of every state under `compass`, or under the guide's; the scoring that takes
-        is counted neither in `nfe` nor in `compass_calls`. `bias` [V] is added to the logits of every position, before
-        temperature and top-p.
+        parts. `prefix` is kept as it is; `infill` is a template with gaps such as `{5}`. `jump` is `auto`
+        (what the model's method writes by), one of `flow.JUMPS`, or one that a method brings. `guide` navigates every
+        step by a compass. A `trajectory` holds the energy of every state under `compass`, or under the guide's; the
+        scoring that takes is counted neither in `nfe` nor in `compass_calls`. `bias` [V] is added to the logits of
+        every position, before temperature and top-p.
         """
         if n < 1:
             raise UserError(f"the number of samples must be at least 1, not {n}")
         points = grid(steps) if times is None else check_grid(times)
         given = given_tokens(self.tokenizer, self.velocity.spec.length, self.velocity.spec.anchor, prefix, infill)
         size, rows, parts = self._rows(n, batch, trajectory, guide), list[Row](), list[Tensor]()
-        leap, stats = self.jump(jump), None
+        taken, stats = self.jump(jump), None
         if guide is not None:
             stats = Stats(guide.settings.k)
-            leap = guide.around(leap, given[0].to(self.velocity.device) if given else None, stats)
+            taken = guide.around(taken, given[0].to(self.velocity.device) if given else None, stats)
         scorer = compass or (guide.compass if guide else None)
         model = self.passes.model(size, (len(points) - 1) * -(-n // size))
         begin = time.perf_counter()
         for start in range(0, n, size):
             numbers = torch.arange(first + start, first + min(n, start + size), device=self.velocity.device)
             recorder = Recorder(scorer.energy if scorer else None) if trajectory else None
-            parts.append(self._solve(model, numbers, points, seed, given, temperature, top_p, bias, leap, recorder))
+            made = self._solve(model, numbers, points, seed, given, temperature, top_p, bias, taken, recorder)
+            parts.append(made.tokens.cpu())
             rows += recorder.rows(given[0] if given else None) if recorder else []
             if on_batch is not None:
                 on_batch(min(n, start + size), n)
         seconds = time.perf_counter() - begin
         tokens = torch.cat(parts)
-        made = self._trajectory(rows, len(points) - 1, seed, guide, scorer) if trajectory else None
+        way = self._trajectory(rows, len(points) - 1, made.nfe, seed, guide, scorer) if trajectory else None
         return Samples(
             texts=self.texts(tokens),
             tokens=tokens,
-            nfe=len(points) - 1,
+            nfe=made.nfe,
             seconds=seconds,
-            trajectory=made,
+            trajectory=way,
             compass_calls=stats.scored / n if stats else 0.0,
             navigation=stats.summary() if stats else {},
         )
@@ -147,13 +149,13 @@ class TextModel:
         bias: Tensor | None,
         jump: Jump,
         on_step: Callable[[Step], None] | None,
-    ) -> Tensor:
+    ) -> Solution:
         device, spec = self.velocity.device, self.velocity.spec
         noise = RowNoise(seed, numbers)
         x_0 = self.velocity.source.draw((len(numbers), spec.length), noise, device)
         held, tokens = (None, None) if given is None else (given[0].to(device), given[1].to(device))
         with autocast(self.bf16, device):
-            solution = solve(
+            return solve(
                 model,
                 x_0,
                 points,
@@ -166,11 +168,10 @@ class TextModel:
                 bias=bias,
                 on_step=on_step,
             )
-        return solution.tokens.cpu()
 
     def jump(self, name: str) -> Jump:
-        """The network's jump by its name, `auto`, `euler` or `cumulative`."""
-        return self.velocity.jump(name)
+        """A jump by its name: `auto`, one of `flow.JUMPS`, or one that a method brings."""
+        return jump_for(name, self.velocity.spec)
 
     def batch_size(self, *, whole: bool = True, states: int = 1) -> int:
         """Texts of one call: what fits into half of a GPU's free memory, or logits of a quarter of a gigabyte on a CPU.
@@ -198,13 +199,13 @@ class TextModel:
         return self.tokenizer.decode(kept, end=" ¶ ")
 
     def _trajectory(
-        self, rows: list[Row], steps: int, seed: int, guide: Guide | None, scorer: Energy | None
+        self, rows: list[Row], steps: int, nfe: int, seed: int, guide: Guide | None, scorer: Energy | None
     ) -> Trajectory:
         return Trajectory(
             method=self.method,
             source=self.velocity.spec.source,
             steps=steps,
-            nfe=steps,
+            nfe=nfe,
             seed=seed,
             vocab=self.velocity.spec.vocab,
             mask=self.velocity.source.mask,

@@ -38,7 +38,7 @@ SHARE = 2  # a half of the free memory is for a batch; the rest is for the logit
 
 @dataclass(frozen=True)
 class Pass:
-    """A velocity as a solver's model, a `flow.solver.Reader`; `body` stands for the network's own, in batches of
+    """A velocity as a solver's model, a `flow.solver.PartialModel`; `body` stands for the network's own, in batches of
     `rows`."""
 
     velocity: Velocity
@@ -47,21 +47,23 @@ class Pass:
 
     def __call__(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
         """Logits [B, L, V]."""
-        out: Tensor = self.through(x_t, t, h, quick_logits)
-        return out
+        logits: Tensor = self.through(x_t, t, h, quick_logits)
+        mean = self.velocity.spec.meaning()
+        return logits if mean is None else mean(logits, x_t)
 
     def look(self, x_t: Tensor, t: Tensor, h: Tensor) -> Callable[[Tensor], Tensor]:
         """One pass; the answer gives the logits [N, V] of places [N] among the B·L positions."""
-        out: Callable[[Tensor], Tensor] = self.through(x_t, t, h, by_place)
-        return out
+        answer: Callable[[Tensor], Tensor] = self.through(x_t, t, h, by_place)
+        mean, flat = self.velocity.spec.meaning(), x_t.flatten()
+        return answer if mean is None else lambda places: mean(answer(places), flat[places])
 
     def through(self, x_t: Tensor, t: Tensor, h: Tensor, then: Callable[[Tensor, nn.Linear], Any]) -> Any:
         """`then(hidden, head)` of the network, as its forward has it."""
-        net, step = self.velocity.net, h if self.velocity.spec.step_size else None
+        net, told = self.velocity.net, self.velocity.spec.told(t, h)
         if self.body is None:
-            return net(x_t, t, step, then=then)
+            return net(x_t, *told, then=then)
         rows = max(self.rows, len(x_t))
-        hidden = self.body(*(None if x is None else filled(x, rows) for x in (x_t, t, step)))
+        hidden = self.body(*(None if x is None else filled(x, rows) for x in (x_t, *told)))
         return then(hidden[: len(x_t)], net.head)
 
 

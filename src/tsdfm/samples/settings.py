@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from tsdfm.distil.settings import NavigateSettings, PolicyName
+from tsdfm.samples.defaults import JUMP
 from tsdfm.settings import option
-from tsdfm.student.settings import NavigateSettings, PolicyName
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,7 @@ class SampleSettings:
         None, "below 1 is safer and narrower, 0 takes the likeliest token; none: 1, or what a shipped model asks for"
     )
     top_p: float = option(1.0, "keep the most likely tokens up to this share of the probability")
-    jump: Literal["auto", "euler", "cumulative"] = option("auto", "euler for a teacher, cumulative for a student")
+    jump: str = option("auto", JUMP)
     guide: PolicyName = option("blind", "navigate every step by a compass: sequence, token or sequence-to-token")
     compass: Path | None = option(
         None, "a compass's run or bundle, for --guide (none: the shipped model's own) or a trajectory's energies"

@@ -1,33 +1,58 @@
-"""The teacher stage: tokens → a run folder with checkpoints, metrics, the tokenizer and a manifest."""
+"""The stage of every many-step method: tokens → a run folder: checkpoints, metrics, the tokenizer, a manifest."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
+from typing import Any, ClassVar, Protocol
 
 from tsdfm.engine.distributed import join
 from tsdfm.engine.rows import train_rows
 from tsdfm.engine.task import Record
 from tsdfm.errors import UserError
+from tsdfm.flow import Bound, schedule_from
 from tsdfm.nn.velocity import VelocitySpec, load_velocity
+from tsdfm.settings import to_dict
 from tsdfm.store.bundle import on_disk
 from tsdfm.teacher.settings import TeacherSettings
 from tsdfm.teacher.task import TeacherTask
 from tsdfm.tokens.rows import TokenRows, valid_rows
 
+FREE = {"tokens", "out", "name", "eval_rows", "eval_times", "init_from", "resume", "loop", "optim"}
+FREE |= {"net", "source", "schedule"}  # the network has them
+"""Settings that a resumed run may change, or that its network tells of."""
 
-def run(settings: TeacherSettings) -> Path:
-    """Train a teacher and return its run folder."""
+
+class ManyStep(Protocol):
+    """What this stage asks of a method (`tsdfm.methods.Method`)."""
+
+    name: ClassVar[str]
+    label: ClassVar[str]
+
+    def words(self) -> dict[str, Any]: ...
+
+    def bound(self) -> Bound | None: ...
+
+    def task(self, settings: Any, spec: VelocitySpec, valid: TokenRows | None) -> TeacherTask: ...
+
+
+def train(settings: TeacherSettings, method: ManyStep) -> Path:
+    """Train a model of `method` on tokens and return its run folder."""
     rows = TokenRows(settings.tokens, "train")
-    spec = spec_for(settings, rows)
+    spec = spec_for(settings, rows, method)
     with join(settings.loop.device) as world:
-        task = TeacherTask(settings, spec, valid_rows(settings.tokens))
+        task = method.task(settings, spec, valid_rows(settings.tokens))
         origin = settings.init_from
         begin = None if origin is None else lambda: start_from(task, spec, origin)
-        return train_rows(task, rows, settings, record_for(settings, spec), world, begin=begin)
+        return train_rows(task, rows, settings, record_for(settings, spec, method), world, begin=begin)
 
 
-def spec_for(settings: TeacherSettings, rows: TokenRows) -> VelocitySpec:
+def check(settings: TeacherSettings) -> None:
+    """Refuse sizes and schedules that cannot be, before anything is read."""
+    settings.net.shape()
+    schedule_from(settings.schedule)
+
+
+def spec_for(settings: TeacherSettings, rows: TokenRows, method: ManyStep) -> VelocitySpec:
     """The network these settings ask for on these rows."""
     return VelocitySpec(
         shape=settings.net.shape(),
@@ -37,21 +62,25 @@ def spec_for(settings: TeacherSettings, rows: TokenRows) -> VelocitySpec:
         length=rows.length,
         anchor=rows.anchor,
         tokenizer=rows.fingerprint,
+        **method.words(),
     )
 
 
-def record_for(settings: TeacherSettings, spec: VelocitySpec) -> Record:
+def record_for(settings: TeacherSettings, spec: VelocitySpec, method: ManyStep) -> Record:
     """What the run's manifests say, and what a resumed run must share with its checkpoint."""
-    same = replace(spec, shape=replace(spec.shape, checkpoint=False))  # costs time, saves memory, changes no number
     origin = on_disk(settings.init_from, "init_from", settings.START) if settings.init_from is not None else None
     start = {"init_from": origin} if origin is not None else {}
+    bound = method.bound()
     return Record(
-        stage="teacher",
+        stage=settings.name or method.label or method.name,
         settings=settings,
         inputs={"tokens": settings.tokens, **start},
         parent=origin,
-        extra={"model": spec.plain()},
-        identity={"model": same.plain(), "loss": settings.loss, "time_power": settings.time_power},
+        extra={"model": spec.plain(), "bound": bound.label if bound else None},
+        identity={
+            "model": spec.identity(),
+            **{name: value for name, value in to_dict(settings).items() if name not in FREE},
+        },
     )
 
 

@@ -1,10 +1,10 @@
-"""The settings of DFM pre-training."""
+"""The settings that every many-step method has in common: a network trained on rows of tokens."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from tsdfm.engine.settings import LoopSettings, OptimSettings
 from tsdfm.errors import UserError
@@ -14,18 +14,17 @@ from tsdfm.settings import option, required
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherSettings:
-    """The teacher stage: a velocity network trained on rows of tokens."""
+    """A velocity network trained on rows of tokens. A method's own settings class adds what it minimises."""
 
-    START = "teacher"  # which of a bundle's models its folder means in init_from
+    START: ClassVar[str] = "teacher"  # which of a bundle's models its folder means in init_from
 
     tokens: Path = required("the tokens folder to train on")
     out: Path = required("folder for the run")
+    name: str | None = option(None, "what the model is called in samples and tables; none is the method's own word")
     source: Literal["uniform", "mask"] = option("uniform", "what x_0 is: random tokens, or [MASK] everywhere")
     schedule: str = option("poly:1", "κ(t): poly:N is t^N, or cosine")
-    loss: Literal["cross-entropy", "generalised-kl"] = option("cross-entropy", "what is minimised")
-    time_power: float = option(1.0, "times are drawn as u^time_power; below 1 shows later, cleaner states more often")
     eval_rows: int = option(256, "held-out rows of an evaluation")
-    eval_times: int = option(8, "times at which each held-out row is looked at for the ELBO")
+    eval_times: int = option(8, "times at which each held-out row is looked at for the bound")
     init_from: Path | None = option(
         None, "start from the weights of this run, checkpoint or bundle (a new run, not a resume)"
     )
@@ -35,7 +34,5 @@ class TeacherSettings:
     optim: OptimSettings = option(OptimSettings(), "the optimiser")
 
     def __post_init__(self) -> None:
-        if not self.time_power > 0:
-            raise UserError(f"time_power must be above 0, not {self.time_power}")
         if self.eval_rows < 1 or self.eval_times < 1:
             raise UserError("eval_rows and eval_times must be at least 1")

@@ -1,11 +1,12 @@
-"""The objective of DFM pre-training: predict x_1 from x_t.
+"""Training of a many-step model: predict x_1 from x_t.
 
-t ~ U(0, 1)^time_power,   x_0 ~ source,   x_t on the path between x_0 and x_1,   loss(logits(x_t, t), x_1)
+t by the method's law,   x_0 ~ source,   x_t on the path between x_0 and x_1,   the method's loss of logits(x_t, t)
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +14,8 @@ from torch import Tensor, nn
 from tsdfm import kernels
 from tsdfm.engine.rows import held_out_parts
 from tsdfm.engine.task import Context
-from tsdfm.flow import RowNoise, bits_per_character, cross_entropy, elbo_rows, generalised_kl, interpolate, row_times
-from tsdfm.flow.loss import LAST_TIME
-from tsdfm.kernels.fused import CrossEntropy, GeneralisedKL, Objective, fused_loss
+from tsdfm.flow import Bound, RowNoise, bits_per_character, interpolate
+from tsdfm.kernels.fused import Objective, fused_loss
 from tsdfm.nn.velocity import VelocitySpec, as_model
 from tsdfm.teacher.settings import TeacherSettings
 from tsdfm.tokens.loader import Batch
@@ -24,11 +24,35 @@ from tsdfm.tokens.rows import TokenRows
 EVAL_STREAM = 1  # noise of the evaluation, apart from the training's
 
 
-class TeacherTask:
-    """What the training loop asks for: the network, the loss of a batch, and the held-out ELBO."""
+class TextLoss(Protocol):
+    """What a many-step method minimises, at the free positions of a batch: x_1, x_t [B, L], t [B] float64."""
 
-    def __init__(self, settings: TeacherSettings, spec: VelocitySpec, valid: TokenRows | None) -> None:
+    def times(self, rows: Tensor, seed: int) -> Tensor:
+        """The time [B] in [0, 1] of each running row number [B]."""
+        ...
+
+    def plain(self, logits: Tensor, x_1: Tensor, x_t: Tensor, t: Tensor) -> Tensor:
+        """The mean over positions, from logits [B, L, V], by autograd."""
+        ...
+
+    def fused(self, x_1: Tensor, x_t: Tensor, t: Tensor) -> tuple[Objective, Tensor]:
+        """The same for kernels: an objective of the B·L positions, and their weights, [B, 1] or [B, L]."""
+        ...
+
+
+class TeacherTask:
+    """What the training loop asks for: the network, the loss of a batch, and the held-out bound."""
+
+    def __init__(
+        self,
+        settings: TeacherSettings,
+        spec: VelocitySpec,
+        valid: TokenRows | None,
+        objective: TextLoss,
+        bound: Bound | None,
+    ) -> None:
         self.settings, self.spec, self.valid = settings, spec, valid
+        self.objective, self.bound = objective, bound
         self.source, self.schedule = spec.flow_source(), spec.flow_schedule()
         torch.manual_seed(settings.loop.seed)  # fresh weights; nothing else uses torch's own generator here
         self.model: nn.Module = spec.network()
@@ -39,56 +63,52 @@ class TeacherTask:
 
     def loss(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Mapping[str, Tensor]]:
         x_1, noise = batch.tokens, RowNoise(self.seed, batch.rows)
-        t = row_times(batch.rows, self.seed) ** self.settings.time_power
+        t = self.objective.times(batch.rows, self.seed)
         x_0 = self.source.draw(x_1.shape, noise, x_1.device)
         x_t = interpolate(x_0, x_1, t, self.schedule, noise)
         x_t[:, : self.spec.anchor] = x_1[:, : self.spec.anchor]
         if kernels.on(x_1, "rows"):
             return self._fused(model, x_1, x_t, t), {}
-        logits = model(x_t, t.float())
+        logits = model(x_t, self._told(t))
         free = slice(self.spec.anchor, None)
-        if self.settings.loss == "cross-entropy":
-            return cross_entropy(logits[:, free], x_1[:, free]), {}
-        loss = generalised_kl(logits[:, free], x_1[:, free], x_t[:, free], t, self.schedule, self.source)
-        return loss, {}
+        return self.objective.plain(logits[:, free], x_1[:, free], x_t[:, free], t), {}
+
+    def _told(self, t: Tensor) -> Tensor:
+        return self.spec.told(t.float(), t)[0]
 
     def _fused(self, model: nn.Module, x_1: Tensor, x_t: Tensor, t: Tensor) -> Tensor:
         """The same loss without ever making the logits of the whole batch: by kernels, where they run."""
         anchor = self.spec.anchor
         free = x_1.shape[1] - anchor
-        scale = torch.full_like(t, 1.0 / (len(x_1) * free))
-        targets = [x[:, anchor:].flatten() for x in (x_1, x_t)]
-        objective: Objective = CrossEntropy(targets[0])
-        if self.settings.loss != "cross-entropy":
-            objective, scale = GeneralisedKL(*targets), scale * self.schedule.rate(t.clamp(max=LAST_TIME))
-        each = scale[:, None].expand(-1, free).flatten()
+        objective, weight = self.objective.fused(x_1[:, anchor:], x_t[:, anchor:], t)
+        each = (weight * (1.0 / (len(x_1) * free))).expand(-1, free).flatten()
 
         def then(hidden: Tensor, head: nn.Linear) -> Tensor:
             return fused_loss(hidden[:, anchor:].flatten(0, 1), head, objective, each)
 
-        loss: Tensor = model(x_t, t.float(), then=then)
+        loss: Tensor = model(x_t, self._told(t), then=then)
         return loss
 
     def evaluate(self, model: nn.Module, step: int) -> Mapping[str, float]:
-        """The ELBO of held-out rows: nats per token, and bits per character of their text."""
-        if self.valid is None:
+        """The bound of held-out rows: nats per token, and bits per character of their text."""
+        if self.valid is None or self.bound is None:
             return {}
         world, settings = self.world, self.settings
         rows, parts = held_out_parts(self.valid, settings.eval_rows, settings.loop, world)
         total = torch.zeros((), dtype=torch.float64, device=world.device)
         for part in parts:
-            total += self._elbo(model, self.valid, part).sum()
+            total += self._bound(model, self.valid, part, self.bound).sum()
         nats = total.item() / sum(map(len, parts))
         characters = self.valid.count_characters(self.valid.take(rows))
         free = self.spec.length - self.spec.anchor
         bits = bits_per_character(nats, len(rows) * free, characters) if characters else float("nan")
         return {"elbo": nats, "bits_per_character": bits}
 
-    def _elbo(self, model: nn.Module, valid: TokenRows, indices: list[int]) -> Tensor:
+    def _bound(self, model: nn.Module, valid: TokenRows, indices: list[int], bound: Bound) -> Tensor:
         """The bound of some held-out rows, nats per token [n]."""
         device, spec = self.world.device, self.spec
         x_1 = torch.from_numpy(valid.take(indices).astype("int64")).to(device)
         noise = RowNoise(self.seed, torch.tensor(indices, device=device), stream=EVAL_STREAM)
         given = torch.arange(spec.length, device=device) < spec.anchor
         times = self.settings.eval_times
-        return elbo_rows(as_model(model, spec), x_1, self.schedule, self.source, times, noise, given=given)
+        return bound.rows(as_model(model, spec), x_1, self.schedule, self.source, times, noise, given=given)

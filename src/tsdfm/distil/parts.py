@@ -1,0 +1,119 @@
+"""What a distillation is made of. FS-DFM, TS-DFM and their neighbours are values of these four.
+
+    Times      which rows take a large step, and its t and h
+    Teacher    whose answers are learned: the student's own average, a frozen model, one that is renewed in rounds
+    Rollout    the target of the large steps: what the teacher says of a step after taking it in smaller ones
+    Floor      what the smallest step, which has no smaller ones, learns
+
+Shapes: B rows of a batch of which the first `large` take a large step; L positions, N of them free in all, |V| tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from tsdfm.distil.stats import Stats
+from tsdfm.engine.task import Context
+from tsdfm.flow import RowNoise
+from tsdfm.kernels.fused import Objective, Target
+
+
+@dataclass(frozen=True)
+class States:
+    """Rows of a batch, the large steps first: states x_t of texts x_1 [B, L]; t and h [B] float64 on the host.
+
+    `most` is the number of large steps that a batch of so many rows can hold: a compiled teacher's one batch size.
+    """
+
+    x_1: Tensor
+    x_t: Tensor
+    t: Tensor
+    h: Tensor
+    large: int
+    most: int
+    noise: RowNoise
+
+
+class Times(Protocol):
+    """The law of a row's step. Everything follows from its running number, on the host."""
+
+    @property
+    def share(self) -> float:
+        """The share of rows with a large step."""
+        ...
+
+    @property
+    def smallest(self) -> float:
+        """The step size of the others."""
+        ...
+
+    def large(self, numbers: Tensor, step: int) -> Tensor:
+        """Which running row numbers [B] take a large step at this step of the training, bool [B]."""
+        ...
+
+    def draw(self, large: Tensor, noise: RowNoise, step: int) -> tuple[Tensor, Tensor]:
+        """t [B] and h [B], float64."""
+        ...
+
+
+class Teacher(Protocol):
+    """Whose answers are learned."""
+
+    def bind(self, context: Context, student: nn.Module) -> None:
+        """Take what the loop has made; `student` is the plain network that is trained."""
+        ...
+
+    def at(self, step: int) -> nn.Module:
+        """The network to ask at a step of the training."""
+        ...
+
+    def parts(self) -> Mapping[str, Mapping[str, Tensor]]:
+        """What a checkpoint must hold for a resumed run to ask the same network."""
+        ...
+
+
+class Rollout(Protocol):
+    """The target of the large steps."""
+
+    def bind(self, context: Context, teacher: Teacher) -> None: ...
+
+    def begin(self, batch: Any, teacher: nn.Module, step: int) -> None:
+        """Called once for every (micro-)batch before its targets are made."""
+        ...
+
+    def stats(self, step: int | None) -> Stats | None:
+        """A collector for what a batch of this step measures (None: an evaluation's), or nothing to measure."""
+        ...
+
+    def __call__(self, teacher: nn.Module, states: States, step: int, stats: Stats | None) -> Target | None:
+        """The target of the first `large` rows' free positions, or None where there is no such row."""
+        ...
+
+    def measured(self, stats: Stats, rows: float, device: Any) -> Mapping[str, Tensor]:
+        """What was measured on so many rows (on average), as scalars on the device."""
+        ...
+
+    def parts(self) -> Mapping[str, Mapping[str, Tensor]]: ...
+
+
+class Floor(Protocol):
+    """What the rows with the smallest step learn."""
+
+    def __call__(self, states: States, x_1: Tensor, x_t: Tensor) -> tuple[Objective | None, Tensor]:
+        """An objective of their free positions x_1, x_t [N], and the weight of each row, float64 on the host."""
+        ...
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A distillation. `reverse`: KL(student ‖ target), else KL(target ‖ student)."""
+
+    times: Times
+    teacher: Teacher
+    rollout: Rollout
+    floor: Floor
+    reverse: bool = True

@@ -1,0 +1,59 @@
+"""The weights a student starts from: a teacher's (DFM init) or another student's (FS-DFM init).
+
+A teacher knows nothing of step sizes. Its weights are copied, and those of the step-size conditioning are new: random,
+as FS-DFM has them, or fitted so that every fuser, before its SiLU, gives back the teacher's own time embedding. The
+student then begins as its teacher, whatever h is, instead of having to learn that first.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from tsdfm.distil.settings import LEVELS
+from tsdfm.distil.times import GRID
+from tsdfm.errors import UserError
+from tsdfm.nn.ddit import DDiT
+
+RIDGE = 1e-6
+
+
+def start_from(student: DDiT, weights: dict[str, Tensor], *, step_size: bool, fit: bool, where: str) -> None:
+    """Fill a student with the weights of a teacher, or of a student where `step_size`."""
+    mine = student.state_dict()
+    new = {name for name in mine if is_new(name)}
+    if set(weights) != (set(mine) if step_size else set(mine) - new):
+        raise UserError(f"the network in {where} has other parts than a student of it: is it a teacher or a student?")
+    student.load_state_dict(weights, strict=step_size)
+    if fit and not step_size:
+        fit_step_size(student)
+
+
+def is_new(name: str) -> bool:
+    """Does this weight belong to the step-size conditioning, which a teacher does not have?"""
+    return any(part in ("step", "join", "fuser") for part in name.split("."))
+
+
+@torch.no_grad()
+def fit_step_size(student: DDiT) -> None:
+    """Choose the fusers, all alike, such that fuser(condition(t, h)) ≈ silu(time(t)), a teacher's condition.
+
+    A fuser is a linear map A c + a and a SiLU, so A c(t, h) + a ≈ time(t) is a least-squares problem in A and a: the
+    2C features of c are random functions of (t, h), and time(t) is one smooth curve.
+    """
+    t = torch.arange(0, GRID + 1, 8, dtype=torch.float32).div_(GRID)
+    h = 2.0 ** -torch.arange(LEVELS + 1, dtype=torch.float32)
+    t, h = t.repeat_interleave(len(h)), h.repeat(len(t))
+    device = next(student.parameters()).device
+    features = student.condition(t.to(device), h.to(device)).double()
+    features = torch.cat([features, torch.ones_like(features[:, :1])], dim=1)
+    wanted = student.time(t.to(device)).double()
+    gram = features.T @ features / len(t)
+    gram.diagonal().add_(RIDGE * float(gram.diagonal().mean()))
+    found = torch.linalg.solve(gram, features.T @ wanted / len(t))  # [2C + 1, C]
+    for fuser in (student.fuser, *(block.fuser for block in student.blocks)):
+        assert isinstance(fuser, nn.Sequential)
+        linear = fuser[0]
+        assert isinstance(linear, nn.Linear)
+        linear.weight.copy_(found[:-1].T)
+        linear.bias.copy_(found[-1])

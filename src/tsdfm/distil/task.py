@@ -1,0 +1,161 @@
+"""Training of a student: one loop over the four parts of a distillation (`distil.parts`).
+
+x_t on the path between x_0 and x_1, at the times and step sizes of `Times`
+large steps     divergence from the `Rollout`'s target, which asks the `Teacher`
+smallest step   what the `Floor` says
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from tsdfm.distil.chain import send, steady
+from tsdfm.distil.parts import Parts, States
+from tsdfm.distil.settings import StudentSettings
+from tsdfm.distil.stats import Stats, readable
+from tsdfm.engine.rows import held_out_parts
+from tsdfm.engine.task import Context
+from tsdfm.flow import Bound, RowNoise, bits_per_character, interpolate
+from tsdfm.kernels.fused import Divergence, Target, fused_loss
+from tsdfm.nn.velocity import VelocitySpec, as_model
+from tsdfm.tokens.loader import Batch, HostBatch
+from tsdfm.tokens.rows import TokenRows
+
+EVAL_STREAM = 1  # noise of the evaluation, apart from the training's
+STEP_STREAM = 3  # step sizes and times
+
+
+class StudentTask:
+    """What the training loop asks for: the student, the loss of a batch, and held-out bound and divergence."""
+
+    def __init__(
+        self,
+        settings: StudentSettings,
+        spec: VelocitySpec,
+        valid: TokenRows | None,
+        made_of: Parts,
+        bound: Bound | None,
+    ) -> None:
+        self.settings, self.spec, self.valid = settings, spec, valid
+        self.times, self.teacher, self.rollout, self.floor = (
+            made_of.times,
+            made_of.teacher,
+            made_of.rollout,
+            made_of.floor,
+        )
+        self.reverse, self.bound = made_of.reverse, bound
+        self.source, self.schedule = spec.flow_source(), spec.flow_schedule()
+        self.seed = settings.loop.seed
+        torch.manual_seed(self.seed)  # fresh weights; nothing else uses torch's own generator here
+        self.model: nn.Module = spec.network()
+
+    def bind(self, context: Context) -> None:
+        self.world = context.world
+        self.teacher.bind(context, self.model)
+        self.rollout.bind(context, self.teacher)
+
+    def states(
+        self, x_1: Tensor, rows: Tensor, numbers: Tensor, large: Tensor, step: int = 0, stream: int = 0
+    ) -> States:
+        """Plan the steps of rows with running numbers `rows` (`numbers` on the host) and draw their states."""
+        order = torch.argsort((~large).to(torch.int8), stable=True)
+        t, h = self.times.draw(large[order], RowNoise(self.seed, numbers[order], STEP_STREAM + stream), step)
+        there, when = send([order, t], x_1)
+        x_1, rows = x_1[there], rows[there.to(rows.device)]
+        noise = RowNoise(self.seed, rows, stream)
+        x_0 = self.source.draw(x_1.shape, noise, x_1.device)
+        x_t = interpolate(x_0, x_1, when, self.schedule, noise)
+        x_t[:, : self.spec.anchor] = x_1[:, : self.spec.anchor]
+        most = min(len(x_t), math.ceil(len(x_t) * self.times.share))
+        return States(x_1, x_t, t, h, int(large.sum()), most, noise)
+
+    def loss(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Mapping[str, Tensor]]:
+        teacher = self.teacher.at(step)
+        self.rollout.begin(batch, teacher, step)
+        numbers = batch.numbers if isinstance(batch, HostBatch) else batch.rows.cpu()
+        found = self.states(batch.tokens, batch.rows, numbers, self.times.large(numbers, step), step)
+        stats = self.rollout.stats(step)
+        target = self.rollout(teacher, found, step, stats)
+        large, small = self.losses(model, found, target)
+        share = self.times.share
+        extras = {"kl": large.detach() / max(share, 1e-300), "small": small.detach() / max(1 - share, 1e-300)}
+        if stats is not None:
+            extras |= self.rollout.measured(stats, len(batch.rows) * share, large.device)
+        return large + small, extras
+
+    def losses(self, model: nn.Module, found: States, target: Target | None) -> tuple[Tensor, Tensor]:
+        """The large and the small steps' part of the mean loss over rows, in one forward of the student."""
+        rows, free = len(found.x_t), found.x_t.shape[1] - self.spec.anchor
+        x_1, x_t = (x[found.large :, self.spec.anchor :].flatten() for x in (found.x_1, found.x_t))
+        small, weight = self.floor(found, x_1, x_t)
+        even = torch.full((rows,), 1.0 / (rows * free), dtype=torch.float64)
+        even[found.large :] *= weight
+        even, t, h = send([even, found.t, found.h], x_1)
+        scale = even[:, None].expand(-1, free).flatten()
+
+        def then(hidden: Tensor, head: nn.Linear) -> tuple[Tensor, Tensor]:
+            hidden = hidden[:, self.spec.anchor :].flatten(0, 1)
+            cut = found.large * free
+            parts = ((target and Divergence(target, self.reverse), slice(0, cut)), (small, slice(cut, None)))
+            kept = [
+                fused_loss(hidden[part], head, objective, scale[part]) if objective else hidden.sum() * 0.0
+                for objective, part in parts
+            ]
+            return kept[0], kept[1]
+
+        told = (x for x in self.spec.told(t.float(), h.float()) if x is not None)
+        made: tuple[Tensor, Tensor] = model(*steady(model, found.x_t, *told), then=then)
+        return made
+
+    def parts(self) -> dict[str, Mapping[str, Tensor]]:
+        """What a checkpoint holds besides the student: what the teacher and the roll-out train or renew."""
+        return {**self.teacher.parts(), **self.rollout.parts()}
+
+    def summary(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Logged means with those of navigation made readable: shares instead of sums per midpoint."""
+        return readable(values)
+
+    def evaluate(self, model: nn.Module, step: int) -> Mapping[str, float]:
+        """Held-out rows: the bound with the smallest step, and the divergence from the large steps' target."""
+        if self.valid is None:
+            return {}
+        world, settings, stats = self.world, self.settings, self.rollout.stats(None)
+        rows, parts = held_out_parts(self.valid, settings.eval_rows, settings.loop, world)
+        sums = torch.zeros(2, dtype=torch.float64, device=world.device)
+        for part in parts:
+            sums += self._held_out(model, self.valid, part, step, stats)
+        nats, kl = (sums / sum(map(len, parts))).tolist()
+        characters = self.valid.count_characters(self.valid.take(rows))
+        tokens = len(rows) * (self.spec.length - self.spec.anchor)
+        bits = bits_per_character(nats, tokens, characters) if characters else float("nan")
+        found = {"elbo": nats, "bits_per_character": bits} if self.bound is not None else {}
+        return found | ({"kl": kl} if self.times.share > 0 else {}) | self._navigation(stats)
+
+    def _navigation(self, stats: Stats | None) -> dict[str, float]:
+        """What the roll-outs of an evaluation measured, over all processes."""
+        if stats is None or not stats.midpoints:
+            return {}
+        means = stats.mean(stats.midpoints, torch.device("cpu"))
+        return readable(self.world.mean({name: float(value) for name, value in means.items()}))
+
+    def _held_out(
+        self, model: nn.Module, valid: TokenRows, indices: list[int], step: int, stats: Stats | None
+    ) -> Tensor:
+        """Sums over some held-out rows: the bound, and the divergence of a large step, [2]."""
+        device, spec, numbers = self.world.device, self.spec, torch.tensor(indices)
+        x_1 = torch.from_numpy(valid.take(indices).astype("int64")).to(device)
+        bound = kl = torch.zeros((), dtype=torch.float64, device=device)
+        if self.bound is not None:
+            noise = RowNoise(self.seed, numbers.to(device), EVAL_STREAM)
+            given = torch.arange(spec.length, device=device) < spec.anchor
+            flow = (self.schedule, self.source, self.settings.eval_times, noise)
+            bound = self.bound.rows(as_model(model, spec), x_1, *flow, h=self.times.smallest, given=given).sum()
+        if self.times.share > 0:
+            every = torch.ones(len(indices), dtype=torch.bool)
+            found = self.states(x_1, numbers.to(device), numbers, every, step, EVAL_STREAM)
+            kl, _ = self.losses(model, found, self.rollout(self.teacher.at(step), found, step, stats))
+        return torch.stack([bound, kl.double() * len(indices)])

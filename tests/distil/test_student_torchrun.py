@@ -1,0 +1,80 @@
+"""Two real processes under torchrun (gloo, CPU), DDP and FSDP2: the same student as one process makes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import student_parallel
+import torch
+
+from training import student_of
+from training import train as run
+from tsdfm.engine.log import read_metrics
+from tsdfm.store.checkpoint import load_weights
+
+KINDS = ("ddp", "fsdp")
+
+
+def plain(home: Path, out: Path, **loop: Any) -> dict[str, Any]:
+    """TS-DFM with a row's entropy taken by itself. One row in four has a large step: in half of the micro-batches one
+    process has none and the other has one, and the sharded semi-teacher must be called by both."""
+    return {
+        "tokens": str(home / "tokens"),
+        "init_from": str(home / "teacher-mask"),
+        "compass": str(home / "compass-mask"),
+        "out": str(out),
+        "policy": "sequence-to-token",
+        "levels": "uniform",
+        "share": 0.25,
+        "fresh": "fit",
+        "eval_rows": 4,
+        "eval_times": 2,
+        "probe_every": 2,
+        "navigate": {"entropy": "vocab"},
+        "loop": {"steps": 3, "batch": 4, "device": "cpu", "log_every": 1, "seed": 1, **loop},
+        "optim": {"lr": 1e-3, "warmup": 1, "ema": 0.8},
+    }
+
+
+@pytest.fixture(scope="module")
+def runs(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("parallel")
+    run(student_of(plain(home, root / "one")))
+    jobs = [plain(home, root / kind, parallel=kind, micro=1) for kind in KINDS]
+    call = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    child = subprocess.Popen(
+        [*call, student_parallel.__file__, json.dumps(jobs)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        said, _ = child.communicate(timeout=90)
+    except subprocess.TimeoutExpired:
+        child.terminate()  # torchrun ends its processes
+        said, _ = child.communicate()
+        pytest.fail(f"torchrun hung: {said}")
+    assert child.returncode == 0, said
+    assert "Warning" not in said, said
+    return root
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_processes_equal_one(runs: Path, kind: str) -> None:
+    for part, names in (("train", ("loss", "kl", "small", "grad_norm", "nav/navigated")), ("eval", ("elbo", "kl"))):
+        mine, one = read_metrics(runs / kind, part), read_metrics(runs / "one", part)
+        assert len(mine) == len(one) > 0
+        for a, b in zip(mine, one, strict=True):
+            assert a.keys() == b.keys()
+            for name in names:
+                assert a[name] == pytest.approx(b[name], rel=1e-4), name
+    for which in ("model", "ema"):
+        first, second = load_weights(runs / kind, which), load_weights(runs / "one", which)
+        assert first.keys() == second.keys()
+        for name, value in first.items():
+            torch.testing.assert_close(value, second[name], rtol=2e-3, atol=2e-4)
