@@ -10,7 +10,6 @@ from torch import Tensor
 
 from benchmarks.harness import say
 from tsdfm.distil.chain import steady
-from tsdfm.distil.stats import Stats
 from tsdfm.distil.task import StudentTask
 from tsdfm.distil.times import is_large
 from tsdfm.engine import graphs
@@ -22,20 +21,22 @@ from tsdfm.tokens.loader import HostBatch
 def same_targets(name: str, learner: Learner, rows: list[HostBatch]) -> None:
     """Recorded targets against plain ones, of every batch: hidden states and what was counted."""
     task: Any = learner.task
-    recorded, same, far = task.recorded, 0, 0.0
+    rollout = task.rollout
+    recorded, same, far = rollout.recorded, 0, 0.0
     if recorded is None:
         return
     for batch in rows:
         found: list[list[Tensor]] = []
         with torch.no_grad(), autocast(learner.bf16, task.world.device):
-            states = task.states(batch.tokens, batch.rows, batch.numbers, is_large(batch.numbers, task.share))
+            states = task.states(batch.tokens, batch.rows, batch.numbers, is_large(batch.numbers, task.times.share))
             try:
-                for task.recorded in (recorded, None):
-                    stats = Stats(task.settings.navigate.k)
-                    target = task.large_target(task.semi, states, task.policy(0, stats))
-                    found.append([*target.hidden, stats.packed(task.world.device)] if target else [])
+                for rollout.recorded in (recorded, None):
+                    stats = rollout.stats(1)
+                    target = rollout(task.teacher.at(0), states, 1, stats)
+                    counted = [stats.packed(task.world.device)] if stats is not None else []
+                    found.append([*target.hidden, *counted] if target else [])
             finally:
-                task.recorded = recorded
+                rollout.recorded = recorded
         same += all(torch.equal(a, b) for a, b in zip(*found, strict=True))
         gaps = (float((a - b).norm() / b.norm().clamp(min=1e-30)) for a, b in zip(*found, strict=True))
         far = max(far, *gaps, 0.0)

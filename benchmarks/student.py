@@ -287,7 +287,7 @@ def stepping(
 ) -> Step:
     """The step of a plan, by a learner that is there already (for navigated steps) or by one of its own."""
     plan = plan_of(settings, batch, navigate)
-    plan = plan if switch is None else replace(plan, **{switch: True})  # type: ignore[arg-type]
+    plan = plan if switch is None else replace(plan, **{switch: True})
     own = learner if learner is not None and navigate is not None else learner_of(settings, plan)
     rows = batches(settings, batch, world(settings.device).device)
     step = told(own, plan, rows)
@@ -296,13 +296,21 @@ def stepping(
 
 
 def told(learner: Learner, plan: StudentSettings, rows: list[HostBatch]) -> Step:
-    """A step of a learner that is first told its plan; it reads policy and navigation from there at every step."""
+    """A step of a learner that is first told its plan; a learner that navigates can take blind steps too."""
+    task: Any = learner.task
+    own = used = task.rollout
+    if isinstance(own, NavigatedChain) and not isinstance(plan, TSDFMSettings):
+        used = Chain(plan, task.spec)
+        used.held, used.recorded = own.held, own.recorded
 
     def step(n: int) -> object:
-        assert isinstance(learner.task, StudentTask)
-        learner.task.settings = plan
-        vars(learner.task.rollout).update(settings=plan, own=plan)
-        return learner.update(rows[n % len(rows)], n)
+        task.settings, task.rollout, used.settings = plan, used, plan
+        if isinstance(used, NavigatedChain):
+            used.own = plan
+        try:
+            return learner.update(rows[n % len(rows)], n)
+        finally:
+            task.rollout = own
 
     return step
 

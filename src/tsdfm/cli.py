@@ -281,14 +281,14 @@ def _main(words: list[str]) -> int:
 
         print(f"tsdfm {__version__}")
         return 0
-    if words[0] == "train":
-        return train(words[1:])
+    if words[0] in ("train", "student"):
+        return train(words[1:]) if words[0] == "train" else train_student(words[1:])
     size = 2 if " ".join(words[:2]) in VERBS else 1
     name = " ".join(words[:size])
     if name not in VERBS:
         raise UserError(f"unknown command {name!r}{nearest(name, VERBS)}")
-    verb, values = read(name, VERBS[name], words[size:])
-    load(verb.run)(build(load(verb.settings), values))
+    settings = read(name, VERBS[name], words[size:])
+    load(VERBS[name].run)(settings)
     return 0
 
 
@@ -303,8 +303,16 @@ def train(words: list[str]) -> int:
     chosen = method(words[0])
     place = type(chosen).__module__
     verb = Verb(f"{place}:METHOD.settings", f"{place}:METHOD.train", chosen.help, section=chosen.section)
-    verb, values = read(f"train {chosen.name}", verb, words[1:])
-    load(verb.run)(build(load(verb.settings), values))
+    chosen.train(read(f"train {chosen.name}", verb, words[1:]))
+    return 0
+
+
+def train_student(words: list[str]) -> int:
+    """`tsdfm student …`: the method that the midpoints' policy means."""
+    from tsdfm.methods import method, student_method
+
+    name, values = student_method(plain_values("student", VERBS["student"], words))
+    method(name).train(build(method(name).settings, values))
     return 0
 
 
@@ -333,8 +341,13 @@ class Parser(argparse.ArgumentParser):
         raise UserError(message)
 
 
-def read(name: str, verb: Verb, words: list[str]) -> tuple[Verb, dict[str, Any]]:
-    """What was asked for, with the plain settings from its recipe, if one is named, and its flags on top."""
+def read(name: str, verb: Verb, words: list[str]) -> Any:
+    """The settings of a verb from its recipe, if one is named, and its flags on top."""
+    return build(load(verb.settings), plain_values(name, verb, words))
+
+
+def plain_values(name: str, verb: Verb, words: list[str]) -> dict[str, Any]:
+    """The same as plain values."""
     cls = load(verb.settings)
     parser = Parser(
         prog=f"tsdfm {name}",
@@ -356,14 +369,7 @@ def read(name: str, verb: Verb, words: list[str]) -> tuple[Verb, dict[str, Any]]
         flags = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
         word = left[0].split("=")[0]
         raise UserError(f"unknown setting {word!r} for `tsdfm {name}`{nearest(word, flags)}")
-    values = merge(section(verb, given), flag_values(given, cls))
-    if name != "student":
-        return verb, values
-    from tsdfm.methods import method, student_method
-
-    kind, values = student_method(values)
-    place = type(method(kind)).__module__
-    return Verb(f"{place}:METHOD.settings", f"{place}:METHOD.train", verb.help), values
+    return merge(section(verb, given), flag_values(given, cls))
 
 
 def positionals(cls: type, name: str, left: list[str]) -> dict[str, Any]:

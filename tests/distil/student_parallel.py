@@ -2,6 +2,9 @@
 
 import json
 import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from training import student_of
 from training import train as run

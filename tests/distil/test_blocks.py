@@ -100,10 +100,13 @@ def test_blocks_need_a_compass_and_all_candidates() -> None:
         NavigateSettings(blocks=-1)
 
 
-@pytest.mark.parametrize("policy", ["blind", "token"])
-def test_blocks_without_candidates_are_refused(policy: str) -> None:
+def test_blocks_of_a_training_need_candidates() -> None:
     places = {name: Path("x") for name in ("tokens", "init_from", "out", "compass")}
     with pytest.raises(UserError, match=r"navigate\.blocks"):
-        student_settings(**places, policy=policy, navigate=NavigateSettings(blocks=2))  # type: ignore[arg-type]
-    assert student_settings(**places, policy="sequence", navigate=NavigateSettings(blocks=2)).needs_compass  # type: ignore[arg-type]
+        student_settings(**places, policy="token", navigate=NavigateSettings(blocks=2))
+    assert student_settings(**places, policy="sequence", navigate=NavigateSettings(blocks=2)).navigate.blocks == 2
+
+
+@pytest.mark.parametrize("policy", ["blind", "token"])
+def test_blocks_without_candidates_are_refused(policy: str) -> None:
     assert main(["sample", "tsdfm-small", "--guide", policy, "--navigate.blocks", "2"]) == 2

@@ -102,7 +102,8 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Any:
         owned += [*learner.ema.module.buffers(), *learner.optimiser.state().values(), batch.tokens, batch.rows]
         for net in (getattr(getattr(learner.task, "rollout", None), "compass", None), teacher_of(learner.task)):
             owned += [*net.net.parameters(), *net.net.buffers()] if net is not None else []
-        seen = Watch(*owned, *frequency_of(learner.task))
+        held = getattr(getattr(learner.task, "rollout", None), "held", None)
+        seen = Watch(*owned, *frequency_of(learner.task), *([] if held is None else [held]))
         watches.append(seen)
 
         def near(value: Tensor, other: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tsdfm
-from training import student_settings
+from training import student_settings, trainer
 from training import train as run
 from tsdfm.cli import main
 from tsdfm.compass import load_compass
@@ -178,7 +178,7 @@ def test_a_resumed_run_is_the_unbroken_one(
 ) -> None:
     """The folder as a kill just after the middle checkpoint leaves it."""
     for settings in made[2:]:
-        out = tmp_path / settings.stage
+        out = tmp_path / trainer(settings).name
         shutil.copytree(settings.out, out)
         shutil.rmtree(out / "checkpoints" / f"step-{STEPS:08d}")
         run(dataclasses.replace(settings, out=out, resume=True, checkpoint=True, record=True))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from student_parts import PairEnergy, flow_of, spec_of, stirred
 
-from training import student_settings, student_task
+from training import student_settings, student_task, trainer
 from tsdfm.distil.midpoint import policy_from
 from tsdfm.distil.settings import NavigateSettings, StudentLoop, StudentOptim, StudentSettings
 from tsdfm.distil.task import StudentTask
@@ -60,9 +60,9 @@ def by_hand(task: StudentTask, batch: Batch, step: int) -> tuple[torch.Tensor, t
     """The two parts of the loss with whole logits, row by row."""
     settings, net = task.settings, task.model
     policy = policy_from(
-        settings.policy,
+        getattr(settings, "policy", "blind"),
         flow_of(task.spec.source, V),
-        settings=settings.navigate,
+        settings=getattr(settings, "navigate", None),
         compass=COMPASS,
         held=torch.arange(L) < ANCHOR,
     )
@@ -78,7 +78,7 @@ def by_hand(task: StudentTask, batch: Batch, step: int) -> tuple[torch.Tensor, t
                 args = (s.x_1[:, ANCHOR:], s.x_t[:, ANCHOR:], s.t, task.schedule, task.source)
                 small = small + generalised_kl(logits, *args)
             else:
-                log_p = task.teacher.net(s.x_t, s.t.float())[:, ANCHOR:].log_softmax(-1)  # type: ignore[union-attr]
+                log_p = task.floor.teacher.net(s.x_t, s.t.float())[:, ANCHOR:].log_softmax(-1)  # type: ignore[union-attr]
                 small = small + divergence(settings, log_p, logits.log_softmax(-1)).mean()
             continue
         with torch.no_grad():
@@ -247,14 +247,14 @@ def test_a_fitted_student_begins_as_its_teacher() -> None:
 def test_settings() -> None:
     base = {"tokens": Path("a"), "init_from": Path("b"), "out": Path("c")}
     made = student_settings(**base)
-    assert (made.stage, made.optim.lr, made.optim.ema, made.optim.ema_warmup) == ("fs-dfm", 1e-5, 0.9995, False)
+    assert (trainer(made).name, made.optim.lr, made.optim.ema, made.optim.ema_warmup) == ("fs-dfm", 1e-5, 0.9995, False)
     assert (made.optim.warmup, made.optim.weight_decay, made.loop.batch) == (10_000, 0.03, 96)
-    assert replace(made, policy="token", compass=Path("d")).stage == "ts-dfm"
-    assert replace(made, name="control").stage == "control"
+    assert trainer(student_settings(**base, policy="token", compass=Path("d"))).name == "ts-dfm"
     with pytest.raises(UserError, match="compass"):
         student_settings(**base, policy="sequence-to-token")
     student_settings(**base, policy="sequence-to-token", navigate=NavigateSettings(selector="random"))
-    for wrong in ({"share": 1.5}, {"dropout": 1.0}, {"eval_rows": 0}, {"probe_every": -1}):
+    navigated = {"policy": "token", "compass": Path("d")}
+    for wrong in ({"share": 1.5}, {"dropout": 1.0}, {"eval_rows": 0}, {**navigated, "probe_every": -1}):
         with pytest.raises(UserError):
             student_settings(**base, **wrong)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="averaged"):

@@ -175,8 +175,13 @@ def test_by_name() -> None:
         jump = jump_from(name, Cosine(), Mask(3))
         assert isinstance(jump, kind)
         assert isinstance(jump, Jump)
-    with pytest.raises(UserError, match='"euler" or "cumulative"'):
+    kept = jump_from("ancestral", Cosine(), Mask(3))
+    assert isinstance(kept, CumulativeJump)
+    assert kept.keep_revealed
+    with pytest.raises(UserError, match="known: euler, cumulative, ancestral"):
         jump_from("heun", Cosine(), Mask(3))
+    with pytest.raises(UserError, match="mask source"):
+        jump_from("ancestral", Cosine(), Uniform(3))
 
 
 @given(

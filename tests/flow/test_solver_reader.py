@@ -133,12 +133,17 @@ def test_a_long_grid_looks_at_few() -> None:
 
 @every_source
 def test_others_get_all_logits(source: Source) -> None:
-    """A jump of another class, and `on_step`, see what they always saw."""
+    """A jump that does not say what it needs, and `on_step`, see all."""
 
-    class Louder(CumulativeJump):
+    class Louder:
+        final_pass = False
+
+        def __init__(self, schedule: Cosine, source: Source) -> None:
+            self.schedule, self.source = schedule, source
+
         def __call__(self, x_t: Tensor, logits: Tensor, t: Tensor, h: Tensor, noise: Any) -> Tensor:
             assert logits.shape == (ROWS, LENGTH, VOCAB)
-            return super().__call__(x_t, logits, t, h, noise)
+            return CumulativeJump(self.schedule, self.source)(x_t, logits, t, h, noise)
 
     steps = list[Step]()
     wanted = both(source, CumulativeJump(Cosine(), source), 4, **PREFIX)[1]
@@ -147,6 +152,40 @@ def test_others_get_all_logits(source: Source) -> None:
         assert torch.equal(solve(model, x_0, 4, jump, noise, on_step=watch, **PREFIX).tokens, wanted)
         assert model.seen == []
     assert [step.logits.shape for step in steps] == [(ROWS, LENGTH, VOCAB)] * 4
+
+
+@every_source
+def test_a_third_jump_asks_for_what_it_needs(source: Source) -> None:
+    """Any jump that decides position by position: here one that leaves half as often."""
+
+    class Half(CumulativeJump):
+        def chance(self, t: Tensor, s: Tensor, h: Tensor, p_other: Tensor) -> Tensor:
+            return super().chance(t, s, h, p_other) / 2
+
+    whole, some, model = both(source, Half(Polynomial(1.0), source), 8)
+    assert torch.equal(whole, some)
+    assert len(model.seen[0][1]) < ROWS * LENGTH / 8
+    _, _, often = both(source, CumulativeJump(Polynomial(1.0), source), 8)
+    assert len(model.seen[0][1]) < len(often.seen[0][1])
+
+
+@every_source
+def test_a_last_pass_is_made_and_counted(source: Source) -> None:
+    """A jump that finishes the text by a pass of its own, at t = 1: the likeliest token everywhere."""
+
+    class Finished(CumulativeJump):
+        final_pass = True
+
+        def finish(self, x: Tensor, logits: Tensor, noise: Any) -> Tensor:
+            return logits.argmax(-1)
+
+    model, (noise, x_0), steps = Table(source), noise_and_start(source), list[Step]()
+    found = solve(model, x_0, 4, Finished(Cosine(), source), noise, on_step=steps.append, **PREFIX)
+    assert (found.nfe, model.passes, len(steps)) == (5, 5, 5)
+    assert (steps[-1].t, steps[-1].h) == (1.0, 0.0)
+    free = ~PREFIX["given"]
+    assert torch.equal(found.tokens[:, free], steps[-1].logits.argmax(-1)[:, free])
+    assert torch.equal(found.tokens[:, ~free], PREFIX["given_tokens"][~free].expand(ROWS, -1))
 
 
 @every_source

@@ -88,7 +88,7 @@ def test_switches_are_timed_by_learners_of_their_own(tmp_path: Path, monkeypatch
     plain = ["fs-dfm", "ts-dfm τ=0.2 K=2"]
     assert [row["step"] for row in rows] == [*plain, *(f"{name}, record" for name in plain)]
     assert all(row["in a row"] > 0 and row["host ms"] > 0 for row in rows)
-    assert [(made.policy != "blind", made.record) for made in plans] == [
+    assert [(hasattr(made, "policy"), made.record) for made in plans] == [
         (navigated, record) for record in (False, True) for navigated in (False, True)
     ]
 

@@ -188,7 +188,7 @@ def test_the_held_out_bound(tokens: Path, source: str) -> None:
     assert rows is not None
     loop = LoopSettings(seed=5, batch=4)
     settings = DFMSettings(tokens=tokens, out=Path("o"), net=NET, loop=loop, source=source, eval_rows=9, eval_times=3)
-    task = DFM.task(settings, spec_for(settings, TokenRows(tokens, "train")), rows)
+    task = DFM.task(settings, spec_for(settings, TokenRows(tokens, "train"), DFM), rows)
     task.bind(Context(ema=None, world=World()))
     found = task.evaluate(task.model.eval(), 0)
     vocab, last = rows.vocab_size, 1 - 1e-5
@@ -214,7 +214,7 @@ def test_the_bound_does_not_depend_on_the_batch(tokens: Path) -> None:
     rows, values = valid_rows(tokens), []
     for loop in (LoopSettings(batch=4), LoopSettings(batch=32), LoopSettings(batch=32, micro=1)):
         settings = DFMSettings(tokens=tokens, out=Path("o"), net=NET, loop=loop, eval_rows=7, eval_times=2)
-        task = DFM.task(settings, spec_for(settings, TokenRows(tokens, "train")), rows)
+        task = DFM.task(settings, spec_for(settings, TokenRows(tokens, "train"), DFM), rows)
         torch.nn.init.normal_(task.model.head.weight, generator=torch.Generator().manual_seed(0))
         task.bind(Context(ema=None, world=World()))
         values.append(task.evaluate(task.model.double().eval(), 0))

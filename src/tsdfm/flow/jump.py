@@ -39,6 +39,7 @@ from tsdfm.flow.source import Source
 from tsdfm.settings import nearest
 
 
+@runtime_checkable
 class Jump(Protocol):
     """One step of a solver: (x_t [B, L], logits [B, L, V], t [B], h [B], noise) → x_{t+h} [B, L].
 
