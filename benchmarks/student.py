@@ -265,8 +265,8 @@ def plan_of(settings: StudentBenchmark, batch: int, navigate: NavigateSettings |
     return TSDFMSettings(**common, compass=Path(), navigate=navigate, probe_every=0)
 
 
-def learner_of(settings: StudentBenchmark, plan: StudentSettings) -> Learner:
-    """A student with fresh weights, its semi-teacher and, to navigate, a compass."""
+def learner_of(settings: StudentBenchmark, plan: StudentSettings, pool: engine_graphs.Pool | None = None) -> Learner:
+    """A student with fresh weights, its semi-teacher and, to navigate, a compass; recorded into `pool`, if given."""
     here = world(settings.device)
     spec = random_spec(settings.preset, settings.vocab, settings.length, step_size=True)
     rollout = Chain(plan, spec)
@@ -275,7 +275,7 @@ def learner_of(settings: StudentBenchmark, plan: StudentSettings) -> Learner:
         net = about.network().to(here.device).eval().requires_grad_(False)
         rollout = NavigatedChain(plan, spec, Compass(about, net, bf16=use_bf16("auto", here.device)))
     parts = Parts(times=FS_DFM.times(plan), teacher=Average(), rollout=rollout, floor=FromData(spec.flow_schedule()))
-    return Learner(StudentTask(plan, spec, None, parts, FLOW_BOUND), here, plan.loop, plan.optim)
+    return Learner(StudentTask(plan, spec, None, parts, FLOW_BOUND), here, plan.loop, plan.optim, pool=pool)
 
 
 def stepping(

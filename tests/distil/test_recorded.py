@@ -14,10 +14,10 @@ from step_parts import MAKERS, SPEC, batch_of, by_formula, student
 from student_parts import PairEnergy
 
 from tsdfm import kernels
+from tsdfm.distil.beyond.settings import RefreshSettings
 from tsdfm.distil.chain import ESTIMATORS, target_of
 from tsdfm.distil.midpoint import policy_from
 from tsdfm.distil.recorded import RecordedTarget, may_record
-from tsdfm.distil.beyond.settings import RefreshSettings
 from tsdfm.distil.settings import NavigateSettings
 from tsdfm.distil.stats import Stats
 from tsdfm.engine.distributed import World
