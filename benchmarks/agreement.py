@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness import say
-from tsdfm.distil.chain import steady
 from tsdfm.distil.task import StudentTask
 from tsdfm.distil.times import is_large
 from tsdfm.engine import graphs
 from tsdfm.engine.learner import Learner
 from tsdfm.engine.precision import autocast
+from tsdfm.engine.runner import Runner
 from tsdfm.tokens.loader import HostBatch
 
 
@@ -53,7 +53,7 @@ def same_bits(name: str, learner: Learner, device: torch.device) -> None:
     if device.type != "cuda" or not isinstance(task, StudentTask) or learner.ema is None:
         return
     spec, rows = task.spec, learner.loop.batch
-    mine_of: Any = learner.plain.hidden
+    mine_of: Any = learner.runner.hidden
     semi_net: Any = task.teacher.at(0)
     semi_of: Any = semi_net.hidden
     made = torch.Generator(device).manual_seed(5)
@@ -63,14 +63,14 @@ def same_bits(name: str, learner: Learner, device: torch.device) -> None:
     def semi() -> list[Tensor]:
         most = math.ceil(rows * task.times.share)
         with torch.no_grad(), autocast(learner.bf16, device):
-            return [semi_of(*steady(semi_net, x[:most].clone(), t[:most].clone(), h[:most].clone()))]
+            return [semi_of(x[:most].clone(), t[:most].clone(), h[:most].clone())]
 
     def student() -> list[Tensor]:
         learner.optimiser.adamw.zero_grad(set_to_none=True)
         learner.model.train()
         torch.manual_seed(3)
         with autocast(learner.bf16, device):
-            out = mine_of(*steady(learner.plain, x.clone(), t.clone(), h.clone()))
+            out = mine_of(x.clone(), t.clone(), h.clone())
         (out.float() * torch.linspace(-1, 1, out.shape[-1], device=device)).mean().backward()
         found = [out.detach().clone(), *(p.grad.clone() for p in learner.plain.parameters() if p.grad is not None)]
         learner.optimiser.adamw.zero_grad(set_to_none=True)
@@ -96,8 +96,8 @@ def same_bits(name: str, learner: Learner, device: torch.device) -> None:
 
 def holders(learner: Learner) -> dict[str, Any]:
     """The recorded functions of a learner."""
-    assert learner.ema is not None
-    found = {"student": vars(learner.plain).get("hidden"), "semi": vars(learner.ema.module).get("hidden")}
-    net = getattr(getattr(learner.task, "compass", None), "net", None)
-    found["compass"] = vars(net).get("forward") if net is not None else None
-    return {k: v for k, v in found.items() if hasattr(v, "made")}
+    rollout = getattr(learner.task, "rollout", None)
+    compass = getattr(getattr(rollout, "compass", None), "net", None)
+    nets = {"student": learner.runner, "semi": learner.average, "compass": compass}
+    found = {name: net.body for name, net in nets.items() if isinstance(net, Runner)}
+    return {name: body for name, body in found.items() if hasattr(body, "made")}

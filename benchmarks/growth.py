@@ -18,12 +18,13 @@ from typing import Any
 from benchmarks.harness import Clock, Ledger, guarded, reserved, say, world
 from benchmarks.student import StudentBenchmark, batches, label, learner_of, plan_of, told
 from benchmarks.variants import Variants
-from tsdfm.compass.model import Compass, lean
+from tsdfm.compass.model import Compass
 from tsdfm.distil.navigated import NavigatedChain
 from tsdfm.distil.settings import NavigateSettings
 from tsdfm.distil.task import StudentTask
 from tsdfm.engine.graphs import Pool, Replayed
 from tsdfm.engine.learner import Learner
+from tsdfm.engine.runner import wrapped
 from tsdfm.settings import option
 
 
@@ -105,9 +106,10 @@ def compare(
     sizes |= {"compile": settings.compile, "graphs": settings.graphs, "device": settings.device}
     shape = StudentBenchmark(**sizes)
     first = plan_of(shape, point.rows, next(plan for plan in plans if plan is not None))
-    held, learner = reserved(device), learner_of(shape, first)
-    if settings.graphs and not settings.compile and device.type == "cuda":
-        record(learner)
+    pool = Pool() if settings.graphs and not settings.compile and device.type == "cuda" else None
+    held, learner = reserved(device), learner_of(shape, first, pool)
+    if pool is not None:
+        record_compass(learner, pool)
     rows = batches(shape, point.rows, device)
     made = Variants(device, clock, settings.warm, settings.repeats, begun=begun)
     # after the two that go together, first what an earlier run had no time for
@@ -136,14 +138,11 @@ def compare(
     return made.cost_of_a_pair()
 
 
-def record(learner: Learner) -> None:
-    """Let the passes of student, semi-teacher and compass be replayed although they are not compiled."""
-    learner.pool = pool = Pool()
-    learner._record(pool)
+def record_compass(learner: Learner, pool: Pool) -> None:
+    """Let the compass's passes be replayed too, although it is not compiled."""
     task = learner.task
     assert isinstance(task, StudentTask)
     rollout = task.rollout
     if isinstance(rollout, NavigatedChain) and isinstance(rollout.compass, Compass):
-        rollout.compass = lean(rollout.compass) if rollout.compass.bf16 else replace(rollout.compass)
         net = rollout.compass.net
-        setattr(net, "forward", Replayed(net.forward, net, pool))  # noqa: B010 (a method, not a parameter)
+        rollout.compass = replace(rollout.compass, net=wrapped(net, Replayed(net.forward, net, pool)))

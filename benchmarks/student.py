@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 import torch
 
@@ -265,8 +265,8 @@ def plan_of(settings: StudentBenchmark, batch: int, navigate: NavigateSettings |
     return TSDFMSettings(**common, compass=Path(), navigate=navigate, probe_every=0)
 
 
-def learner_of(settings: StudentBenchmark, plan: StudentSettings) -> Learner:
-    """A student with fresh weights, its semi-teacher and, to navigate, a compass."""
+def learner_of(settings: StudentBenchmark, plan: StudentSettings, pool: engine_graphs.Pool | None = None) -> Learner:
+    """A student with fresh weights, its semi-teacher and, to navigate, a compass; recorded into `pool`, if given."""
     here = world(settings.device)
     spec = random_spec(settings.preset, settings.vocab, settings.length, step_size=True)
     rollout = Chain(plan, spec)
@@ -275,7 +275,7 @@ def learner_of(settings: StudentBenchmark, plan: StudentSettings) -> Learner:
         net = about.network().to(here.device).eval().requires_grad_(False)
         rollout = NavigatedChain(plan, spec, Compass(about, net, bf16=use_bf16("auto", here.device)))
     parts = Parts(times=FS_DFM.times(plan), teacher=Average(), rollout=rollout, floor=FromData(spec.flow_schedule()))
-    return Learner(StudentTask(plan, spec, None, parts, FLOW_BOUND), here, plan.loop, plan.optim)
+    return Learner(StudentTask(plan, spec, None, parts, FLOW_BOUND), here, plan.loop, plan.optim, pool=pool)
 
 
 def stepping(
@@ -287,7 +287,7 @@ def stepping(
 ) -> Step:
     """The step of a plan, by a learner that is there already (for navigated steps) or by one of its own."""
     plan = plan_of(settings, batch, navigate)
-    plan = plan if switch is None else replace(plan, **{switch: True})
+    plan = plan if switch is None else replace(plan, **{switch: True})  # type: ignore[arg-type]
     own = learner if learner is not None and navigate is not None else learner_of(settings, plan)
     rows = batches(settings, batch, world(settings.device).device)
     step = told(own, plan, rows)
@@ -298,7 +298,8 @@ def stepping(
 def told(learner: Learner, plan: StudentSettings, rows: list[HostBatch]) -> Step:
     """A step of a learner that is first told its plan; a learner that navigates can take blind steps too."""
     task: Any = learner.task
-    own = used = task.rollout
+    own: Any = task.rollout
+    used: Any = own
     if isinstance(own, NavigatedChain) and not isinstance(plan, TSDFMSettings):
         used = Chain(plan, task.spec)
         used.held, used.recorded = own.held, own.recorded
@@ -306,7 +307,7 @@ def told(learner: Learner, plan: StudentSettings, rows: list[HostBatch]) -> Step
     def step(n: int) -> object:
         task.settings, task.rollout, used.settings = plan, used, plan
         if isinstance(used, NavigatedChain):
-            used.own = plan
+            used.own = cast(Any, plan)
         try:
             return learner.update(rows[n % len(rows)], n)
         finally:

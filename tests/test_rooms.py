@@ -21,7 +21,8 @@ ROOMS = (
     "nn",
     "compass",
     "teacher",
-    "student",
+    "distil",
+    "methods",  # one file a method: they are made of the rooms before
     "samples",
     "judges",
     "report",

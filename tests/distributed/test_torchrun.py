@@ -72,6 +72,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             {"out": str(root / kind), "task": TASK, "loop": {"parallel": kind}},
             {"out": str(root / f"{kind}-micro"), "task": TASK, "loop": {"parallel": kind, "micro": 2}},
             {"out": str(root / f"{kind}-poisoned"), "task": {**TASK, "poison": [2]}, "loop": {"parallel": kind}},
+            {"out": str(root / f"{kind}-compiled"), "task": TASK, "loop": {"parallel": kind, "compile": True}},
             {"out": str(half), "task": TASK, "loop": {"parallel": kind}, "net": {"seed": 9}, "resume": True},
         ]
     child = two(jobs)
@@ -83,7 +84,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["{}", "{}-micro", "{}-from-one", "{}-poisoned"])
+@pytest.mark.parametrize("name", ["{}", "{}-micro", "{}-compiled", "{}-from-one", "{}-poisoned"])
 def test_two_processes_equal_one(runs: Path, kind: str, name: str) -> None:
     run, one = runs / name.format(kind), runs / ("poisoned" if "poisoned" in name else "one")
     assert losses(run) == pytest.approx(losses(one), rel=1e-4)

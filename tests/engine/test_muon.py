@@ -121,3 +121,18 @@ def test_many_matrices_are_worked_on_in_portions(monkeypatch: pytest.MonkeyPatch
     for name, p in nets[0].named_parameters():
         torch.testing.assert_close(p, nets[1].get_parameter(name), rtol=1e-4, atol=1e-6)
     assert made[0].state().keys() == made[1].state().keys()
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon of its own")
+@pytest.mark.parametrize("shape", [(8, 8), (6, 12), (12, 6)])
+def test_the_rule_is_torchs(shape: tuple[int, int]) -> None:
+    """Up to bfloat16, in which torch's turns its matrices on any device: 2⁻⁸ of a move a step."""
+    mine, theirs = (nn.Parameter(random(*shape).float()) for _ in range(2))
+    own = muon.Muon({"w": mine}, momentum=0.95, weight_decay=0.3)
+    other = torch.optim.Muon([theirs], lr=0.1, weight_decay=0.3, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+    for step in range(4):
+        mine.grad, theirs.grad = (random(*shape, seed=step + 1).float() for _ in range(2))
+        own.step(0.1, torch.tensor(True))
+        other.step()
+        torch.testing.assert_close(mine.detach(), theirs.detach(), rtol=0, atol=0.1 * LIKE_ADAMW * 12**0.5 * 2**-5)
+    assert float((mine.detach() - random(*shape).float()).abs().max()) > 0.1  # it did move

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tsdfm.engine.graphs import Replayed
+from tsdfm.engine.runner import is_recorded
 from tsdfm.flow import LeaveJump, draw
 from tsdfm.kernels.head import quick_logits
 from tsdfm.nn.velocity import Velocity
@@ -55,7 +55,7 @@ def hidden_of(velocity: Velocity, x: Tensor, t: Tensor, h: Tensor) -> Tensor:
     A recorded network (`engine.graphs`) is called with whole fours of rows, the last repeated: few sizes to record.
     """
     count = len(x)
-    if isinstance(vars(velocity.net).get("hidden"), Replayed) and count % 4:
+    if is_recorded(velocity.net) and count % 4:
         pick = torch.arange(count + -count % 4, device=x.device).clamp_(max=count - 1)
         x, t, h = x[pick], t[pick], h[pick]
     return velocity.net.hidden(x, *velocity.spec.told(t.float(), h.float()))[:count]

@@ -7,6 +7,7 @@ loss = NCE(E(x_t), E(x虄_1鈥)) + 位_reg路E(x_t)虏 + 位_order路max(0, E(x_t) 鈭
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from tsdfm.compass.network import CompassSpec
 from tsdfm.compass.settings import CompassSettings, NegativeSettings
 from tsdfm.compass.states import positive_times, walk
 from tsdfm.engine.distributed import World
-from tsdfm.engine.learner import quicken
+from tsdfm.engine.runner import quickened
 from tsdfm.engine.task import Context
 from tsdfm.flow import RowNoise
 from tsdfm.nn.velocity import Velocity
@@ -58,9 +59,10 @@ class CompassTask:
 
     def bind(self, context: Context) -> None:
         """Compile and record the frozen teacher too, where the network is."""
-        teacher = self.negatives.kit.teacher
-        if teacher is not None and self.settings.loop.compile and context.graphs is not None:
-            quicken(teacher.net, "hidden", context.graphs)
+        kit = self.negatives.kit
+        if kit.teacher is not None and self.settings.loop.compile and context.graphs is not None:
+            quick = replace(kit.teacher, net=quickened(kit.teacher.net, context.graphs))
+            self.negatives.kit = replace(kit, teacher=quick)
 
     def states(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """[B, N + 2, L]: the positive, its earlier state, its negatives; 未 [B]; what is void [B, N] and [B]."""

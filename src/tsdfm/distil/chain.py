@@ -230,19 +230,8 @@ def _stage(
     semi: nn.Module, x: Tensor, t: Tensor, h: Tensor, heads: Heads, *, last: bool
 ) -> tuple[Tensor, Tensor | None]:
     """The hidden states of a stage and, but for the last, its logits."""
-    inputs = steady(semi, x, t, h)
-    found: tuple[Tensor, Tensor | None] = semi(*inputs, then=heads.keep if last else heads.logits)
+    found: tuple[Tensor, Tensor | None] = semi(x, t, h, then=heads.keep if last else heads.logits)
     return found
-
-
-def steady(model: nn.Module, *inputs: Tensor) -> tuple[Tensor, ...]:
-    """Inputs of a compiled network whose shapes never change: without the word, torch.compile sees the student's batch
-    and the semi-teacher's differ and makes slower code for any size."""
-    plain = getattr(model, "module", model)  # inside of DDP
-    if inputs[0].is_cuda and "hidden" in vars(plain):  # what `compile_in_place` puts there
-        for value in inputs:
-            torch._dynamo.mark_static(value)
-    return inputs
 
 
 def head_of(head: nn.Linear, *, copy: bool = False) -> tuple[Tensor, Tensor | None]:

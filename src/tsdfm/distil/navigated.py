@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from tsdfm.distil.parts import Teacher
 from tsdfm.distil.settings import NavigateSettings
 from tsdfm.distil.stats import Stats
 from tsdfm.engine.distributed import World
-from tsdfm.engine.learner import quicken
+from tsdfm.engine.runner import quickened
 from tsdfm.engine.task import Context
 from tsdfm.nn.velocity import VelocitySpec
 
@@ -52,9 +53,10 @@ class NavigatedChain(Chain):
             self.compass = self.refresher.compass
         elif isinstance(self.compass, Compass) and self.compass.bf16 and context.graphs is not None:
             self.compass = lean(self.compass)
-        net = getattr(self.compass, "net", None)
-        if self.settings.loop.compile and isinstance(net, nn.Module) and context.world.device.type == "cuda":
-            quicken(net, "forward", context.graphs)
+        if self.settings.loop.compile and isinstance(self.compass, Compass) and context.world.device.type == "cuda":
+            self.compass = replace(self.compass, net=quickened(self.compass.net, context.graphs))
+            if self.refresher is not None:
+                self.refresher.compass = self.compass
         super().bind(context, teacher)
 
     def may_record(self) -> bool:

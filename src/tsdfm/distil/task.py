@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from tsdfm.distil.chain import send, steady
+from tsdfm.distil.chain import send
 from tsdfm.distil.parts import Parts, States
 from tsdfm.distil.settings import StudentSettings
 from tsdfm.distil.stats import Stats, readable
@@ -107,8 +107,7 @@ class StudentTask:
             ]
             return kept[0], kept[1]
 
-        told = (x for x in self.spec.told(t.float(), h.float()) if x is not None)
-        made: tuple[Tensor, Tensor] = model(*steady(model, found.x_t, *told), then=then)
+        made: tuple[Tensor, Tensor] = model(found.x_t, *self.spec.told(t.float(), h.float()), then=then)
         return made
 
     def parts(self) -> dict[str, Mapping[str, Tensor]]:

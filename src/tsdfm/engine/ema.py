@@ -15,6 +15,10 @@ class Ema:
     n counts the updates made before, so the first steps are not weighed down by the random start; `warmup=False` keeps
     d_n = decay, for a run that starts from trained weights. Make it before the model is wrapped or compiled, then call
     `follow` once both have their final parameters.
+
+    Not `torch.optim.swa_utils.AveragedModel`: that one copies the model at its first update instead of averaging, has
+    no d_n, keeps its own count beside the run's, and sorts all parameters into lists anew at every step. Here a step is
+    one call on lists that are made once, of a process's own shards where the model is sharded.
     """
 
     def __init__(self, model: nn.Module, decay: float, *, warmup: bool = True) -> None:

@@ -167,15 +167,11 @@ class _Base:
         raise NotImplementedError
 
     def copies(self, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Inputs at addresses of their own, laid out and marked for the compiler as the originals are.
+        """Inputs at addresses of their own, laid out as the originals are.
 
         With other strides a compiled function would be compiled again, which cannot be done while recording.
         """
-        made = [None if x is None else alike(x.detach()) for x in inputs]
-        for mine, theirs in zip(made, inputs, strict=True):
-            if mine is not None and hasattr(theirs, "_dynamo_static_indices"):
-                torch._dynamo.mark_static(mine)
-        return made
+        return [None if x is None else alike(x.detach()) for x in inputs]
 
     def capture(self, graph: Any) -> Any:
         # other threads (the loader's) may go on using the device meanwhile

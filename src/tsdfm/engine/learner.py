@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,47 +15,64 @@ from tsdfm.engine.gather import gather, scatter
 from tsdfm.engine.graphs import Pool, Replayed, Trained
 from tsdfm.engine.optim import Optimiser, lr_at
 from tsdfm.engine.precision import autocast, seed_step, use_bf16
+from tsdfm.engine.runner import Compiled, body_of, compile_blocks, has_end, wrapped
 from tsdfm.engine.settings import LoopSettings, OptimSettings
 from tsdfm.engine.task import Binds, Context, Task, split
 from tsdfm.store.checkpoint import Tensors
 
 
 class Learner:
-    """Places `task.model` on its device, copies it for the average, compiles, wraps, and makes the optimiser."""
+    """Places `task.model` on its device, copies it for the average, compiles, wraps, and makes the optimiser.
 
-    def __init__(self, task: Task, world: World, loop: LoopSettings, optim: OptimSettings) -> None:
+    plain     the network itself, whose weights are trained and saved
+    runner    the same as it is called: compiled, recorded, or itself
+    model     what the task's loss calls: the runner, or DDP around it
+    average   the moving average as it is called
+
+    With a `pool` passes are recorded in any case; without one where the settings ask for it.
+    """
+
+    def __init__(
+        self, task: Task, world: World, loop: LoopSettings, optim: OptimSettings, *, pool: Pool | None = None
+    ) -> None:
         self.task, self.world, self.loop, self.optim = task, world, loop, optim
         self.bf16 = use_bf16(loop.precision, world.device)
         self.plain = task.model.to(world.device)
         broadcast_weights(self.plain, world)
         self.ema = Ema(self.plain, optim.ema, warmup=optim.ema_warmup) if optim.ema > 0 else None
-        sharded = world.size > 1 and loop.parallel == "fsdp"
-        if loop.compile:
-            for module in [self.plain, *([self.ema.module] if self.ema else [])]:
-                compile_in_place(module, by_block=sharded)
-        self.model = wrap(self.plain, world, loop.parallel, bf16=self.bf16)
+        self.sharded = world.size > 1 and loop.parallel == "fsdp"
+        if pool is None and loop.compile and loop.graphs and world.device.type == "cuda" and not self.sharded:
+            pool = Pool()
+        self.pool = pool
+        self.runner = self._runner(self.plain, Trained if world.size == 1 and loop.micro is None else None)
+        self.average = self._runner(self.ema.module, Replayed) if self.ema is not None else None
+        self.model = wrap(self.runner, world, loop.parallel, bf16=self.bf16)
         if self.ema is not None:
-            if sharded:
+            if self.sharded:
                 shard(self.ema.module, world, bf16=self.bf16, hold_root=False)
             self.ema.follow(self.plain)
         self.optimiser = Optimiser(self.plain, optim)
         dropouts = (m for m in self.plain.modules() if isinstance(m, nn.modules.dropout._DropoutNd))
         self.random = any(m.p > 0 for m in dropouts)  # else nothing draws from torch's own generator
-        self.pool = Pool() if loop.compile and loop.graphs and world.device.type == "cuda" and not sharded else None
-        if self.pool is not None:
-            self._record(self.pool)
         if isinstance(task, Binds):
-            task.bind(Context(ema=self.ema.module if self.ema else None, world=world, graphs=self.pool))
+            task.bind(Context(ema=self.average, world=world, graphs=self.pool))
 
-    def _record(self, pool: Pool) -> None:
-        """Let the bodies of the network and of its average be replayed (`engine.graphs`), where they have one.
+    def _runner(self, net: nn.Module, recording: type[Replayed | Trained] | None) -> nn.Module:
+        """The network as it is called: compiled, and recorded (`engine.graphs`) where it has a head besides its body.
 
-        With several processes the trained one is left out: DDP's own work belongs between its launches.
+        With several processes the trained one is not recorded: DDP's own work belongs between its launches. A sharded
+        one is called as it is, since FSDP works when the network and its blocks are.
         """
-        if self.ema is not None:
-            _wrap_body(self.ema.module, lambda body, module: Replayed(body, module, pool))
-        if self.world.size == 1 and self.loop.micro is None:
-            _wrap_body(self.plain, lambda body, module: Trained(body, module, pool))
+        if self.sharded:
+            if self.loop.compile:
+                compile_blocks(net)
+            return net
+        body = own = body_of(net)
+        if self.loop.compile:
+            body = Compiled(body, "each" if self.world.device.type == "cuda" and has_end(net) else "auto")
+        if self.pool is not None and recording is not None and has_end(net):
+            body = recording(body, net, self.pool)
+        return net if body is own else wrapped(net, body)
 
     def update(self, batch: Any, step: int) -> tuple[dict[str, Tensor], Tensor]:
         """One optimiser step on this process's rows. Returns what was measured and whether it had to be skipped."""
@@ -86,7 +103,7 @@ class Learner:
     @torch.no_grad()
     def evaluate(self, step: int) -> dict[str, float]:
         """The task's held-out metrics, averaged over processes."""
-        model = self.ema.module if self.ema is not None else self.plain
+        model = self.average if self.average is not None else self.runner
         model.eval()
         with autocast(self.bf16, self.world.device):
             values = self.task.evaluate(model, step)
@@ -116,46 +133,3 @@ def _open(checkpoint: Path, parts: Mapping[str, Mapping[str, Tensor]]) -> dict[s
     for part, tensors in parts.items():
         files[part].expect(tensors)
     return files
-
-
-def compile_in_place(model: nn.Module, *, by_block: bool) -> None:
-    """torch.compile without changing a name: the network's body, or block by block where FSDP works between blocks.
-
-    The body is `model.hidden` where there is one: the head and what a caller does with it differ from call to call,
-    and would have the whole network compiled again for each of them.
-    """
-    blocks = list(getattr(model, "blocks", ())) if by_block else []
-    hidden = getattr(model, "hidden", None)
-    if not blocks and callable(hidden):
-        setattr(model, "hidden", torch.compile(hidden))  # noqa: B010 (a method, not a parameter)
-        return
-    for module in blocks or [model]:
-        module.compile()
-
-
-def _wrap_body(model: nn.Module, around: Callable[[Any, nn.Module], Any]) -> None:
-    """Put something around `model.hidden`, where there is one."""
-    body: Any = getattr(model, "hidden", None)
-    if callable(body):
-        setattr(model, "hidden", around(body, model))  # noqa: B010 (a method, not a parameter)
-
-
-def any_batch(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn(*tensors)` compiled once for batches of every size: the first dimension of its inputs is left open."""
-    inner = torch.compile(fn)
-
-    def call(*inputs: Tensor | None) -> Any:
-        for x in inputs:
-            if x is not None:
-                torch._dynamo.maybe_mark_dynamic(x, 0)
-        return inner(*inputs)
-
-    return call
-
-
-def quicken(model: nn.Module, name: str, pool: Pool | None) -> None:
-    """Compile method `name` of a frozen network that is called with batches of any size and, with a pool, record it."""
-    if name in vars(model):  # done before, by a task that shares the network
-        return
-    fast = any_batch(getattr(model, name))
-    setattr(model, name, fast if pool is None else Replayed(fast, model, pool))

@@ -5,6 +5,11 @@
 The last factor gives an update the size AdamW's usually has, so that both take the same learning rate and decay. It is
 for matrices that multiply a token's state, where it needs far fewer steps than AdamW; embeddings, heads, vectors and
 what sees the condition alone stay with AdamW.
+
+The rule is `torch.optim.Muon`'s with `match_rms_adamw`, to which a test holds it. Ours is kept for three things that
+one does not do: it turns all matrices of one shape together instead of one after another, takes queries, keys and
+values apart, and leaves out a step that is not finite without the host waiting to know. On a CPU it computes in the
+weights' own precision, where torch's rounds to bfloat16.
 """
 
 from __future__ import annotations

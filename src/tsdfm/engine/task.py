@@ -64,7 +64,8 @@ class Context:
     """What the loop made that an objective may need: given once to `task.bind`, if the task has it, before step 0."""
 
     ema: nn.Module | None
-    """The averaged weights as a module in eval mode, up to date at every step: a distillation's semi-teacher."""
+    """The averaged weights as a network in eval mode, up to date at every step: a distillation's semi-teacher. It may
+    be compiled or recorded (`engine.runner`)."""
     world: World
     graphs: Pool | None = None
     """Where passes may be recorded (`engine.graphs`); None where they may not."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tsdfm.flow.schedule import Schedule
 from tsdfm.flow.source import Source
+from tsdfm.kernels import rows
 
 LAST_TIME = 1.0 - 1e-5
 """The weight κ̇/(1−κ) has a pole at t = 1; times are held below it."""
@@ -39,15 +40,15 @@ def cross_entropy(logits: Tensor, x_1: Tensor, *, reduction: Reduction = "mean")
 
 
 def bracket(logits: Tensor, x_1: Tensor, x_t: Tensor, source: Source) -> Tensor:
-    """The generalised KL [B, L] without its weight: 1 − p(x_t) where x_t has arrived, −log p(x_1) − p(x_t) elsewhere.
+    """The generalised KL [B, L] without its weight, `kernels.rows.bracket` of logits [B, L, V] and x_1, x_t [B, L].
 
-    Never negative, and zero exactly at p = 1{x_1} on what has arrived. [MASK] has no column: p([MASK]) = 0.
+    [MASK] has no column: p([MASK]) = 0.
     """
     log_p_1, log_p_t = _log_probability(logits, x_1, x_t.clamp(max=source.vocab - 1))
     p_t = log_p_t.exp()
     if source.mask is not None:
         p_t = torch.where(x_t == source.mask, 0.0, p_t)
-    return torch.where(x_1 == x_t, -torch.expm1(log_p_1), -log_p_1 - p_t)
+    return rows.bracket(log_p_1, p_t, x_1 == x_t)
 
 
 def generalised_kl(

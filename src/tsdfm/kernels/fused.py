@@ -30,9 +30,6 @@ ROOM = {"cpu": 1 << 21, "cuda": 1 << 25}  # logits of one chunk
 FAST_ROOM = 1 << 27  # and where kernels work on it: nothing but the logits in bf16 is ever made
 WIDE_SUMS = True  # add chunks of the head's gradient inside the product, in float32
 
-Found = tuple[Tensor, Tensor | None]
-"""Losses [n], and their gradients by the logits [n, V] where those are asked for."""
-
 
 class Objective(Protocol):
     """The loss of a chunk `part` of positions from the student's logits [n, V], which it may use up.
@@ -41,7 +38,7 @@ class Objective(Protocol):
     leaves the gradients times `scale` in the logits' place, and `has_kernel`, which says whether it can.
     """
 
-    def __call__(self, logits: Tensor, part: slice, gradient: bool) -> Found: ...
+    def __call__(self, logits: Tensor, part: slice, gradient: bool) -> rows.Graded: ...
 
 
 @dataclass(frozen=True)
@@ -85,16 +82,8 @@ class Divergence:
         theirs = self.target.head.whole(self.target.hidden[0][part])
         return rows.divergence(logits, theirs, scale, columns, reverse=self.reverse, gradient=gradient)
 
-    def __call__(self, logits: Tensor, part: slice, gradient: bool) -> Found:
-        log_q, log_p = logits.log_softmax(-1), self.target.log_p(part)
-        if not self.reverse:
-            p = log_p.exp()
-            loss = (p * log_p.sub_(log_q)).sum(-1)
-            return loss, log_q.exp_().sub_(p) if gradient else None
-        q = log_q.exp()
-        gap = log_q.sub_(log_p)
-        loss = (q * gap).sum(-1)
-        return loss, q.mul_(gap.sub_(loss[:, None])) if gradient else None
+    def __call__(self, logits: Tensor, part: slice, gradient: bool) -> rows.Graded:
+        return rows.plain_divergence(logits, self.target.log_p(part), reverse=self.reverse, gradient=gradient)
 
 
 @dataclass(frozen=True)
@@ -107,18 +96,14 @@ class CrossEntropy:
     def by_kernel(self, logits: Tensor, part: slice, scale: Tensor, columns: int, gradient: bool) -> Tensor:
         return rows.tokens(logits, self.x_1[part], None, scale, columns, gradient=gradient)
 
-    def __call__(self, logits: Tensor, part: slice, gradient: bool) -> Found:
-        log_q, x_1 = logits.log_softmax(-1), self.x_1[part, None]
-        loss = -log_q.gather(-1, x_1).squeeze(-1)
-        return loss, log_q.exp_().scatter_add_(-1, x_1, _ones(loss).neg_()) if gradient else None
+    def __call__(self, logits: Tensor, part: slice, gradient: bool) -> rows.Graded:
+        return rows.plain_tokens(logits, self.x_1[part], None, gradient=gradient)
 
 
 @dataclass(frozen=True)
 class GeneralisedKL:
-    """The bracket of the generalised KL, as `flow.loss.bracket`; its weight κ̇/(1 − κ) belongs into `scale`.
-
-    x_1, x_t [N]: 1 − q(x_1) where x_t has arrived, −log q(x_1) − q(x_t) elsewhere; x_t = V is [MASK], q([MASK]) = 0.
-    """
+    """The bracket of the generalised KL (`kernels.rows`) of x_1, x_t [N], V for [MASK]; its weight κ̇/(1 − κ) belongs
+    into `scale`."""
 
     x_1: Tensor
     x_t: Tensor
@@ -127,23 +112,8 @@ class GeneralisedKL:
     def by_kernel(self, logits: Tensor, part: slice, scale: Tensor, columns: int, gradient: bool) -> Tensor:
         return rows.tokens(logits, self.x_1[part], self.x_t[part], scale, columns, gradient=gradient)
 
-    def __call__(self, logits: Tensor, part: slice, gradient: bool) -> Found:
-        log_q, x_1, x_t = logits.log_softmax(-1), self.x_1[part, None], self.x_t[part, None]
-        masked, here = x_t >= logits.shape[-1], x_t.clamp(max=logits.shape[-1] - 1)
-        log_1 = log_q.gather(-1, x_1)
-        q_t = torch.where(masked, 0.0, log_q.gather(-1, here).exp())
-        arrived = x_1 == x_t
-        loss = torch.where(arrived, -torch.expm1(log_1), -log_1 - q_t).squeeze(-1)
-        if not gradient:
-            return loss, None
-        whole = torch.where(arrived, log_1.exp(), 1.0 + q_t)
-        grad = log_q.exp_().mul_(whole)
-        grad.scatter_add_(-1, x_1, -torch.where(arrived, log_1.exp(), torch.ones_like(log_1)))
-        return loss, grad.scatter_add_(-1, here, -torch.where(arrived, 0.0, q_t))
-
-
-def _ones(loss: Tensor) -> Tensor:
-    return torch.ones_like(loss)[:, None]
+    def __call__(self, logits: Tensor, part: slice, gradient: bool) -> rows.Graded:
+        return rows.plain_tokens(logits, self.x_1[part], self.x_t[part], gradient=gradient)
 
 
 def fused_loss(hidden: Tensor, head: nn.Linear, objective: Objective, scale: Tensor) -> Tensor:

@@ -1,10 +1,13 @@
-"""Losses of logits rows, with the gradient by the logits written in the logits' place.
+"""Losses of logits rows and their gradients by the logits: the one place where each of them is written.
 
-    divergence   KL(p ‖ q) or, in reverse, KL(q ‖ p), of rows of logits of q (student) and p (target)
-    tokens       c − w_1 log q(x_1) and the like: cross-entropy, and the generalised KL of `flow.loss.bracket`
+    divergence   KL(p ‖ q) = Σ_v p_v log(p_v/q_v);   in reverse, KL(q ‖ p);   q student, p target
+    tokens       cross-entropy −log q(x_1), or the bracket of the generalised KL:
+                 1 − q(x_1) where x_t = x_1,   −log q(x_1) − q(x_t) elsewhere,   q([MASK]) = 0
 
-The gradient comes multiplied by the row's `scale`. Softmax and sums are float32 or better, whatever the logits' dtype.
-Logits are [n, V′] with V′ ≥ V = `columns`: what lies beyond V is ignored, and its gradient is zero. Losses are [n].
+`plain_divergence` and `plain_tokens` are plain torch. `divergence` and `tokens` are what the Triton kernels beside them
+(`rows_triton`) do: they leave the gradient, multiplied by the row's `scale`, in the logits' place. There the logits are
+[n, V′] with V′ ≥ V = `columns`: what lies beyond V is ignored, and its gradient is zero. Losses are [n]; softmax and
+sums are float32 or better, whatever the logits' dtype.
 """
 
 from __future__ import annotations
@@ -14,33 +17,74 @@ from torch import Tensor
 
 from tsdfm import kernels
 
+Graded = tuple[Tensor, Tensor | None]
+"""Losses [n], and their gradients by the logits [n, V] where those are asked for."""
+
+
+def bracket(log_1: Tensor, q_t: Tensor, arrived: Tensor) -> Tensor:
+    """The generalised KL without its weight κ̇/(1 − κ), from log q(x_1), q(x_t) and whether x_t = x_1, all of one shape.
+
+        1 − q(x_1) where x_t has arrived,   −log q(x_1) − q(x_t) elsewhere
+
+    Never negative, and zero exactly at q = 1{x_1} on what has arrived.
+    """
+    return torch.where(arrived, -torch.expm1(log_1), -log_1 - q_t)
+
+
+def plain_tokens(logits: Tensor, x_1: Tensor, x_t: Tensor | None, *, gradient: bool) -> Graded:
+    """Cross-entropy with x_1 [n], or with x_t [n] (V is [MASK]) the bracket; logits [n, V] in float32 or better.
+
+    ∂(−log q(x_1))/∂l_v = q_v − 1{v = x_1};   of the bracket, with q_t = q(x_t):   q_v q(x_1) − 1{v = x_1} q(x_1) where
+    x_t has arrived,   q_v (1 + q_t) − 1{v = x_1} − 1{v = x_t} q_t elsewhere.
+    """
+    log_q, x_1, last = logits.log_softmax(-1), x_1[:, None], logits.shape[-1] - 1
+    log_1 = log_q.gather(-1, x_1)
+    if x_t is None:
+        return -log_1.squeeze(-1), log_q.exp_().scatter_add_(-1, x_1, _ones(log_1).neg_()) if gradient else None
+    x_t = x_t[:, None]
+    here = x_t.clamp(max=last)
+    q_t = torch.where(x_t > last, 0.0, log_q.gather(-1, here).exp())
+    arrived = x_1 == x_t
+    loss = bracket(log_1, q_t, arrived).squeeze(-1)
+    if not gradient:
+        return loss, None
+    q_1 = log_1.exp()
+    grad = log_q.exp_().mul_(torch.where(arrived, q_1, 1.0 + q_t))
+    grad.scatter_add_(-1, x_1, -torch.where(arrived, q_1, _ones(q_1)))
+    return loss, grad.scatter_add_(-1, here, -torch.where(arrived, 0.0, q_t))
+
+
+def plain_divergence(logits: Tensor, log_p: Tensor, *, reverse: bool, gradient: bool) -> Graded:
+    """KL(p ‖ q) or, in reverse, KL(q ‖ p) of logits of q and log p, both [n, V] in float32 or better; log p is used up.
+
+    ∂KL(p ‖ q)/∂l = q − p;   ∂KL(q ‖ p)/∂l = q · (log q − log p − KL(q ‖ p))
+    """
+    log_q = logits.log_softmax(-1)
+    if not reverse:
+        p = log_p.exp()
+        loss = (p * log_p.sub_(log_q)).sum(-1)
+        return loss, log_q.exp_().sub_(p) if gradient else None
+    q = log_q.exp()
+    gap = log_q.sub_(log_p)
+    loss = (q * gap).sum(-1)
+    return loss, q.mul_(gap.sub_(loss[:, None])) if gradient else None
+
 
 @torch.no_grad()
 def divergence(
     logits: Tensor, target: Tensor, scale: Tensor, columns: int, *, reverse: bool = False, gradient: bool = True
 ) -> Tensor:
-    """The divergence of each row; `logits` become its gradient times `scale` [n], where asked for."""
+    """KL [n] of each row of `logits` (q) and `target` (p), both [n, V′].
+
+    `logits` become the gradient times `scale` [n], where asked for.
+    """
     if kernels.on(logits, "rows"):
         from tsdfm.kernels.rows_triton import launch_divergence
 
         return launch_divergence(logits, target, scale, columns, reverse, gradient)
-    return divergence_reference(logits, target, scale, columns, reverse=reverse, gradient=gradient)
-
-
-@torch.no_grad()
-def divergence_reference(
-    logits: Tensor, target: Tensor, scale: Tensor, columns: int, *, reverse: bool = False, gradient: bool = True
-) -> Tensor:
-    log_q, log_p = (_wide(x[:, :columns]).log_softmax(-1) for x in (logits, target))
-    if reverse:
-        gap = log_q - log_p
-        loss = (log_q.exp() * gap).sum(-1)
-        grad = log_q.exp() * (gap - loss[:, None])
-    else:
-        loss = (log_p.exp() * (log_p - log_q)).sum(-1)
-        grad = log_q.exp() - log_p.exp()
-    if gradient:
-        _replace(logits, grad, scale, columns)
+    log_p = _wide(target[:, :columns]).log_softmax(-1)
+    loss, grad = plain_divergence(_wide(logits[:, :columns]), log_p, reverse=reverse, gradient=gradient)
+    _replace(logits, grad, scale, columns)
     return loss
 
 
@@ -48,42 +92,28 @@ def divergence_reference(
 def tokens(
     logits: Tensor, x_1: Tensor, x_t: Tensor | None, scale: Tensor, columns: int, *, gradient: bool = True
 ) -> Tensor:
-    """Cross-entropy with x_1 [n] where x_t is None; else the generalised KL's bracket, with x_t = V for [MASK]."""
+    """Cross-entropy [n] with x_1 [n] where x_t is None; else the bracket, with x_t [n], where V is [MASK].
+
+    `logits` [n, V′] become the gradient times `scale` [n], where asked for.
+    """
     if kernels.on(logits, "rows"):
         from tsdfm.kernels.rows_triton import launch_tokens
 
         return launch_tokens(logits, x_1, x_t, scale, columns, gradient)
-    return tokens_reference(logits, x_1, x_t, scale, columns, gradient=gradient)
-
-
-@torch.no_grad()
-def tokens_reference(
-    logits: Tensor, x_1: Tensor, x_t: Tensor | None, scale: Tensor, columns: int, *, gradient: bool = True
-) -> Tensor:
-    log_q, x_1 = _wide(logits[:, :columns]).log_softmax(-1), x_1[:, None]
-    log_1 = log_q.gather(-1, x_1)
-    grad = log_q.exp()
-    if x_t is None:
-        loss = -log_1
-        grad.scatter_add_(-1, x_1, torch.full_like(log_1, -1.0))
-    else:
-        x_t = x_t[:, None]
-        here = x_t.clamp(max=columns - 1)
-        q_t = torch.where(x_t >= columns, 0.0, log_q.gather(-1, here).exp())
-        arrived = x_1 == x_t
-        loss = torch.where(arrived, -torch.expm1(log_1), -log_1 - q_t)
-        grad *= torch.where(arrived, log_1.exp(), 1.0 + q_t)
-        grad.scatter_add_(-1, x_1, -torch.where(arrived, log_1.exp(), 1.0))
-        grad.scatter_add_(-1, here, -torch.where(arrived, 0.0, q_t))
-    if gradient:
-        _replace(logits, grad, scale, columns)
-    return loss.squeeze(-1)
+    loss, grad = plain_tokens(_wide(logits[:, :columns]), x_1, x_t, gradient=gradient)
+    _replace(logits, grad, scale, columns)
+    return loss
 
 
 def _wide(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def _replace(logits: Tensor, grad: Tensor, scale: Tensor, columns: int) -> None:
-    logits[:, :columns] = grad * scale[:, None].to(grad.dtype)
-    logits[:, columns:] = 0
+def _ones(like: Tensor) -> Tensor:
+    return torch.ones_like(like)
+
+
+def _replace(logits: Tensor, grad: Tensor | None, scale: Tensor, columns: int) -> None:
+    if grad is not None:
+        logits[:, :columns] = grad * scale[:, None].to(grad.dtype)
+        logits[:, columns:] = 0

@@ -51,7 +51,10 @@ class DDiT(nn.Module):
         With `then`, what `then(hidden, head)` gives instead: work with the head that must happen inside the forward,
         where DDP sees it and FSDP has the weights at hand, such as a loss that never makes all logits at once.
         """
-        hidden = self.hidden(x_t, t, h)
+        return self.read(self.hidden(x_t, t, h), then)
+
+    def read(self, hidden: Tensor, then: Callable[[Tensor, nn.Linear], Any] | None = None) -> Any:
+        """The end of the forward: logits [B, L, |V|] of a hidden state [B, L, D], or what `then` makes of it."""
         return self.head(hidden) if then is None else apart(then, hidden, self.head)
 
     def hidden(self, x_t: Tensor, t: Tensor, h: Tensor | None = None) -> Tensor:

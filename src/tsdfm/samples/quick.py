@@ -15,15 +15,15 @@ A recording runs the kernels that were recorded: the same bits. Compiled, the ne
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tsdfm.engine.graphs import Replayed
+from tsdfm.engine.runner import Compiled, wrapped
 from tsdfm.errors import UserError
 from tsdfm.kernels.head import quick_logits
 from tsdfm.nn.velocity import Velocity, VelocitySpec
@@ -38,11 +38,9 @@ SHARE = 2  # a half of the free memory is for a batch; the rest is for the logit
 
 @dataclass(frozen=True)
 class Pass:
-    """A velocity as a solver's model, a `flow.solver.PartialModel`; `body` stands for the network's own, in batches of
-    `rows`."""
+    """A velocity as a solver's model, a `flow.solver.PartialModel`; its network is called with at least `rows` rows."""
 
     velocity: Velocity
-    body: Callable[..., Tensor] | None = None
     rows: int = 0
 
     def __call__(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
@@ -59,11 +57,9 @@ class Pass:
 
     def through(self, x_t: Tensor, t: Tensor, h: Tensor, then: Callable[[Tensor, nn.Linear], Any]) -> Any:
         """`then(hidden, head)` of the network, as its forward has it."""
-        net, told = self.velocity.net, self.velocity.spec.told(t, h)
-        if self.body is None:
-            return net(x_t, *told, then=then)
+        net, (t, step) = self.velocity.net, self.velocity.spec.told(t, h)
         rows = max(self.rows, len(x_t))
-        hidden = self.body(*(None if x is None else filled(x, rows) for x in (x_t, *told)))
+        hidden = net.hidden(filled(x_t, rows), filled(t, rows), None if step is None else filled(step, rows))
         return then(hidden[: len(x_t)], net.head)
 
 
@@ -84,7 +80,7 @@ class Quick:
 
     velocity: Velocity
     how: str = "auto"
-    body: Callable[..., Tensor] | None = None
+    quick: Velocity | None = None
     known: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -95,43 +91,18 @@ class Quick:
         """The model for batches of up to `rows` texts, which go through the network `passes` times in all."""
         if not self.pays(rows, passes):
             return Pass(self.velocity)
-        if self.body is None:
+        if self.quick is None:
             net = self.velocity.net
-            self.body = Replayed(Compiled(net.hidden) if self.how == "compile" else net.hidden, net, most=SHAPES)
+            body = Replayed(Compiled(net.hidden) if self.how == "compile" else net.hidden, net, most=SHAPES)
+            self.quick = replace(self.velocity, net=wrapped(net, body))
         self.known.add(rows)
-        return Pass(self.velocity, self.body, rows)
+        return Pass(self.quick, rows)
 
     def pays(self, rows: int, passes: int) -> bool:
         """Is it worth recording? What has been recorded is used in any case."""
         if self.how == "compile":
             return True
         return self.how == "auto" and self.velocity.device.type == "cuda" and (passes >= PAYS or rows in self.known)
-
-
-@dataclass
-class Compiled:
-    """A network's body by torch.compile, for fixed shapes; by itself where that fails, which is said once."""
-
-    body: Callable[..., Tensor]
-    inner: Callable[..., Tensor] | None = None
-
-    def __post_init__(self) -> None:
-        self.inner = torch.compile(self.body)
-
-    def __call__(self, *inputs: Tensor | None) -> Tensor:
-        if self.inner is None:
-            return self.body(*inputs)
-        for x in inputs:
-            if x is not None:
-                # a second batch size would else be compiled for any, which is slower for both
-                torch._dynamo.mark_static(x)
-        try:
-            return self.inner(*inputs)
-        except torch._dynamo.exc.TorchDynamoException as problem:
-            reason = (str(problem).splitlines() or [""])[0]
-            warnings.warn(f"torch.compile failed, the network runs without: {reason}", stacklevel=2)
-            self.inner = None
-            return self.body(*inputs)
 
 
 def free_bytes(device: torch.device) -> int:
