@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tsdfm.cli import VERBS, main, read
-from tsdfm.pipeline import plan
+from tsdfm.pipeline.plan import plan
 from tsdfm.recipes import load_recipe, shipped
 
 METHODS = ("teacher", "fs-dfm", "control", "ts-dfm")

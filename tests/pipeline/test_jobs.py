@@ -12,8 +12,10 @@ import pytest
 
 from tsdfm.engine.signals import Stopped
 from tsdfm.errors import UserError
-from tsdfm.pipeline import PipelineSettings, plan, run
 from tsdfm.pipeline.jobs import Crew, Job, jobs_of
+from tsdfm.pipeline.plan import plan
+from tsdfm.pipeline.run import run
+from tsdfm.pipeline.settings import PipelineSettings
 from tsdfm.recipes import load_recipe
 
 STAMP = "import sys,time;print('works on', sys.argv[1]);time.sleep(0.05);sys.exit(sys.argv[1] == 'b')"
