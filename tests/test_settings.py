@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tsdfm.corpus.settings import CorpusSettings
@@ -209,6 +209,8 @@ def test_round_trip(made: Outer) -> None:
 
 
 @given(st.one_of(st.integers(), st.floats(), st.text(max_size=5), st.none(), st.booleans(), st.lists(st.integers())))
+@example("~0")
+@example("\0")
 def test_any_value_is_read_or_refused(value: Any) -> None:
     """Nothing but a UserError, whatever a recipe holds."""
     for kind in (int, float, bool, str, Path, int | None, tuple[int, ...], Literal["a"], Inner):
