@@ -5,7 +5,9 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test lint setup dev clean
+SEED := $(or $(SEED),$(shell date +%s))
+
+.PHONY: demo test fuzz lint setup dev clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -24,7 +26,11 @@ demo: setup
 	$(BIN)/tsdfm pipeline tiny_cpu --out runs/demo
 
 test: dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
+
+fuzz: dev  # other examples each time; a failure is repeated by the seed it was found with
+	@echo "make fuzz SEED=$(SEED)"
+	$(BIN)/python -m pytest -n 2 -m hypothesis --hypothesis-profile fuzz --hypothesis-seed $(SEED)
 
 lint: dev
 	$(BIN)/ruff check .

@@ -1,16 +1,37 @@
-"""What holds for every test: no network, and Triton's kernels by its interpreter where no GPU is.
+"""What holds for every test: no network, one thread, the same random examples, and Triton's kernels by its interpreter.
 
-Triton reads its switch when it is first imported, and half the libraries here import it, so it is set before any test.
+Threads and Triton's switch are read when torch and Triton are first imported, so they are set before any test.
 """
 
 import os
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
 
 from tsdfm.cli import share_cores
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 share_cores()
 sys.path.insert(0, str(Path(__file__).parent))  # `training`, which the tests of several rooms use
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+settings.register_profile("repeat", derandomize=True, max_examples=150, deadline=None, database=None)
+settings.register_profile("fuzz", max_examples=2000, deadline=None, database=None, print_blob=True)
+settings.load_profile("repeat")  # `make fuzz` asks for the other one
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Workers take whole folders: the runs that the tests of a folder share are trained once."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFolder(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return nodeid.partition("::")[0].rpartition("/")[0]
+
+    return ByFolder(config, log)

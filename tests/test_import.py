@@ -1,13 +1,17 @@
-"""`import tsdfm` costs nothing: no torch, no numpy, no extra until something is used."""
+"""`import tsdfm` and every `--help` cost nothing: no torch, no numpy, no extra until something is used."""
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-HEAVY = ("torch", "numpy", "safetensors", "tokenizers", "rich")
+import tsdfm
+
+HEAVY = ("torch", "numpy", "safetensors", "tokenizers", "rich", "transformers")
 EXTRAS = ("datasets", "huggingface_hub", "pyarrow", "zstandard", "tensorboard", "pandas", "triton", "hypothesis")
 
 
@@ -34,16 +38,49 @@ def test_what_needs_no_torch_imports_none(room: str) -> None:
     assert not tops(modules_after(f"import {room}")) & {"torch", *EXTRAS}
 
 
+HELP = """
+import contextlib, io
+from tsdfm.cli import VERBS, main
+for verb in ["", *VERBS]:
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as told:
+        main([*verb.split(), "--help"])
+    found = sorted({name.partition(".")[0] for name in sys.modules} & set(HEAVY))
+    assert told.getvalue().startswith(f"usage: tsdfm {verb}"), told.getvalue()
+    assert not found, f"tsdfm {verb} --help loads {found}"
+"""
+
+
+def test_help_loads_nothing_heavy() -> None:
+    """It is what makes `tsdfm sample --help` answer in a tenth of a second: the settings alone are read."""
+    modules = modules_after(f"HEAVY = {(*HEAVY, *EXTRAS)!r}\n{HELP}")
+    assert {"tsdfm.cli", "tsdfm.samples.settings", "tsdfm.pipeline.settings", "tsdfm.doctor.settings"} <= modules
+
+
+def test_settings_load_nothing_heavy() -> None:
+    """The settings of every room, those of no verb too."""
+    home = Path(tsdfm.__file__).parent
+    names = [".".join(("tsdfm", *path.relative_to(home).with_suffix("").parts)) for path in home.rglob("settings.py")]
+    assert "tsdfm.nn.settings" in names
+    assert not tops(modules_after(f"import {', '.join(names)}")) & {*HEAVY, *EXTRAS}
+
+
 def test_load_is_lazy_and_needs_no_extra() -> None:
     modules = modules_after("import tsdfm; tsdfm.load; import tsdfm.teacher.run")
     assert "torch" in modules
+    assert "torch._dynamo" not in modules  # the compiler: half of what a start would cost, and loaded by what compiles
     assert "tsdfm.samples.model" in modules
     assert not tops(modules) & {"datasets", "huggingface_hub", "pyarrow", "zstandard", "tensorboard"}
 
 
 def test_names() -> None:
-    import tsdfm
-
     assert all(hasattr(tsdfm, name) for name in tsdfm.__all__)
     with pytest.raises(AttributeError, match="no attribute 'lood'"):
         _ = tsdfm.lood
+
+
+@pytest.mark.parametrize("room", ["tokens", "compass", "judges", "nn"])
+def test_names_of_rooms(room: str) -> None:
+    package = importlib.import_module(f"tsdfm.{room}")
+    assert all(hasattr(package, name) for name in package.__all__)
+    with pytest.raises(AttributeError, match=f"module 'tsdfm.{room}' has no attribute 'lood'"):
+        _ = package.lood

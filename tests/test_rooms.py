@@ -11,6 +11,7 @@ import tsdfm
 HOME = Path(tsdfm.__file__).parent
 ROOMS = (
     "errors",
+    "lazy",  # names that are loaded when they are asked for
     "settings",
     "store",  # files, manifests, checkpoints, bundles
     "kernels",  # Triton kernels and their references: no network, no flow

@@ -5,17 +5,20 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tsdfm.corpus.settings import CorpusSettings
 from tsdfm.errors import UserError
+from tsdfm.judges import judge_from
 from tsdfm.methods.dfm import DFMSettings
+from tsdfm.recipes import find
 from tsdfm.settings import (
     Name,
     add_flags,
@@ -147,6 +150,35 @@ def test_conversions(kind: Any, value: Any, wanted: Any) -> None:
 
 def test_a_home_folder() -> None:
     assert convert(Path, "~/x", "x") == Path.home() / "x"
+    assert convert(Path, "/a/~0", "x") == Path("/a/~0")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("~0", "x: there is no home folder ~0; give the whole path of a file of that name"),
+        ("~nobody-of-that-name/y", "x: there is no home folder ~nobody-of-that-name; give the whole path"),
+        ("a\0b", "x cannot be 'a\\x00b' (embedded null byte)"),
+        ("n" * 4000, "(File name too long)"),
+        ("{loop}", "(Symlink loop from '{loop}')"),
+    ],
+)
+def test_a_path_that_cannot_be_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    """Here, for every setting that is a path, every recipe that is named by one and every judge."""
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    text, said = text.replace("{loop}", str(loop)), said.replace("{loop}", str(loop))
+    if said.startswith("(Symlink") and sys.version_info >= (3, 13):
+        assert convert(Path, text, "x") == loop  # later versions of Python resolve it to itself
+        return
+    with pytest.raises(UserError) as caught:
+        convert(Path, text, "x")
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UserError):
+        find(text)
+    with pytest.raises(UserError):
+        judge_from(text)
 
 
 inner = st.builds(Inner, size=st.integers(-(2**63), 2**63), rate=st.floats(allow_nan=False), deep=st.booleans())
@@ -177,6 +209,8 @@ def test_round_trip(made: Outer) -> None:
 
 
 @given(st.one_of(st.integers(), st.floats(), st.text(max_size=5), st.none(), st.booleans(), st.lists(st.integers())))
+@example("~0")
+@example("\0")
 def test_any_value_is_read_or_refused(value: Any) -> None:
     """Nothing but a UserError, whatever a recipe holds."""
     for kind in (int, float, bool, str, Path, int | None, tuple[int, ...], Literal["a"], Inner):

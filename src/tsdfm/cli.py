@@ -87,8 +87,8 @@ VERBS = {
         epilog="tsdfm sample; tsdfm sample runs/mine/teacher --steps 64 --prefix 'Once upon' --live",
     ),
     "pipeline": Verb(
-        "tsdfm.pipeline:PipelineSettings",
-        "tsdfm.pipeline:run",
+        "tsdfm.pipeline.settings:PipelineSettings",
+        "tsdfm.pipeline.run:run",
         "run a recipe from text to table",
         positional="recipe",
         epilog="tsdfm pipeline tiny_cpu --out runs/demo --set teacher.loop.steps=300 --set measure.samples=64",
@@ -235,8 +235,8 @@ VERBS = {
         epilog="tsdfm card tsdfm-small",
     ),
     "doctor": Verb(
-        "tsdfm.doctor:DoctorSettings",
-        "tsdfm.doctor:run",
+        "tsdfm.doctor.settings:DoctorSettings",
+        "tsdfm.doctor.run:run",
         "say what is installed, what this machine can do and what a recipe needs",
         positional="recipe",
         epilog="tsdfm doctor uniform_170m",

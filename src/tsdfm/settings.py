@@ -117,10 +117,31 @@ def _scalar(kind: Any, value: Any, where: str) -> Any:
             raise UserError(f"{where} takes {'a whole number' if kind is int else 'a number'}, not {value!r}")
         return number
     if kind is Path and isinstance(value, (str, Path)):
-        return Path(value).expanduser()
+        return path_from(value, where)
     if kind is str and isinstance(value, (str, int, float)) and not isinstance(value, bool):
         return str(value)
     raise UserError(f"{where} takes {getattr(kind, '__name__', kind)}, not {value!r}")
+
+
+def path_from(text: str | Path, where: str) -> Path:
+    """`text` as a path, with ~ and ~NAME as home folders. What can be the path of nothing here is refused, and said.
+
+    So nobody who reads or resolves a setting later has to reckon with it.
+    """
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError:
+        raise UserError(
+            f"{where}: there is no home folder {Path(text).parts[0]}; give the whole path of a file of that name"
+        ) from None
+    try:
+        path.exists()
+        path.resolve()
+    except OSError as problem:
+        raise UserError(f"{where} cannot be {str(text)!r} ({problem.strerror})") from None
+    except (RuntimeError, ValueError) as problem:  # links in a circle, a null character
+        raise UserError(f"{where} cannot be {str(text)!r} ({problem})") from None
+    return path
 
 
 def _number(kind: type, value: Any) -> int | float | None:

@@ -36,7 +36,7 @@ def chromium(page: Path, home: Path, width: int, *flags: str) -> str:
     """What Chromium prints for a page at a width."""
     assert CHROMIUM is not None
     place = [f"--user-data-dir={home}", f"--window-size={width},1600", *flags, page.resolve().as_uri()]
-    done = subprocess.run([CHROMIUM, *FLAGS, *place], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([CHROMIUM, *FLAGS, *place], capture_output=True, text=True, timeout=1200, check=True)
     return done.stdout
 
 

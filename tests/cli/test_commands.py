@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tsdfm.cli import VERBS, main, read
-from tsdfm.pipeline import plan
+from tsdfm.pipeline.plan import plan
 from tsdfm.recipes import load_recipe, shipped
 
 METHODS = ("teacher", "fs-dfm", "control", "ts-dfm")
@@ -94,6 +94,11 @@ def test_every_verb_has_a_help_that_names_its_settings(capsys: pytest.CaptureFix
         (["pipeline", "tiny_cpu", "--set", "teacher.schedule=linear"], 'unknown schedule "linear"'),
         (["pipeline", "tiny_cpu", "--set", "compass.corrupt.mixture=shuffle=1"], "unknown strategy 'shuffle'"),
         (["doctor", "tiny"], "no recipe called 'tiny'"),
+        (["doctor", "~0"], "there is no home folder ~0"),
+        (["sample", "~0"], "model: there is no home folder ~0; give the whole path of a file of that name"),
+        (["corpus", "--path", "~0/texts", "--out", "b"], "path: there is no home folder ~0"),
+        (["pipeline", "tiny_cpu", "--out", "~0"], "out: there is no home folder ~0"),
+        (["pipeline", "tiny_cpu", "--set", "teacher.use=~0"], "teacher: use: there is no home folder ~0"),
     ],
 )
 def test_a_mistake_is_one_clear_line_and_exit_code_2(

@@ -7,7 +7,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tsdfm.corpus.story_judge import NOISE, _read, judge
@@ -195,7 +195,6 @@ def tiny_texts() -> frozenset[str]:
     return frozenset(found)
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.integers(0, 2**32), st.integers(0, 3))
 def test_valid_exactly_when_the_world_can_write_it(seed: int, edits: int) -> None:
     rng = random.Random(seed)
@@ -205,7 +204,6 @@ def test_valid_exactly_when_the_world_can_write_it(seed: int, edits: int) -> Non
     assert verdict.valid == math.isfinite(verdict.log_likelihood)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.text(max_size=60))
 def test_any_text_can_be_judged(text: str) -> None:
     verdict = judge(text)

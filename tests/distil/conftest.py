@@ -1,12 +1,10 @@
 """One small world of stories with a teacher and a compass of each source, for all tests of the student stage."""
 
-import os
 import sys
 from pathlib import Path
 
 import pytest
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parent))
 
 

@@ -54,7 +54,7 @@ def runs(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     try:
-        said, _ = child.communicate(timeout=90)
+        said, _ = child.communicate(timeout=1200)
     except subprocess.TimeoutExpired:
         child.terminate()  # torchrun ends its processes
         said, _ = child.communicate()

@@ -23,6 +23,7 @@ ALONE = World()
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 TASK = {"semi": True}  # the averaged model is evaluated inside the loss, as in distillation
 KINDS = ("ddp", "fsdp")
+HANGS = 1200  # seconds that no machine needs for it, however busy
 
 
 def two(jobs: list[dict[str, Any]]) -> subprocess.Popen[str]:
@@ -34,7 +35,7 @@ def two(jobs: list[dict[str, Any]]) -> subprocess.Popen[str]:
 def finish(child: subprocess.Popen[str]) -> str:
     """What it said, once it is done; one that hangs is ended, so that nothing outlives the test."""
     try:
-        said, _ = child.communicate(timeout=90)
+        said, _ = child.communicate(timeout=HANGS)
     except subprocess.TimeoutExpired:
         child.terminate()  # torchrun ends its processes
         said, _ = child.communicate()
@@ -123,9 +124,7 @@ def test_optimiser_state_is_whole(runs: Path, kind: str) -> None:
 def test_sigterm_to_torchrun_saves_on_the_same_step_everywhere(tmp_path: Path) -> None:
     loop = {"steps": 100_000, "eval_every": 0, "save_every": 0, "log_every": 1, "parallel": "fsdp"}
     child = two([{"out": str(tmp_path), "loop": loop, "task": {"pause": 0.01}}])
-    end = time.monotonic() + 60
     while not ((tmp_path / "metrics.jsonl").is_file() and len(read_metrics(tmp_path)) > 3):
-        assert time.monotonic() < end, "never started"
         assert child.poll() is None, child.communicate()
         time.sleep(0.05)
     os.kill(child.pid, signal.SIGTERM)

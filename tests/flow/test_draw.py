@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -187,7 +187,6 @@ def test_chunks_change_nothing_and_bound_the_memory(columns: int, monkeypatch: p
 
 
 @given(data=st.data(), rows=st.integers(1, 5), columns=st.integers(1, 6))
-@settings(max_examples=60)
 def test_any_logits_give_a_possible_token(data: st.DataObject, rows: int, columns: int) -> None:
     value = st.one_of(st.floats(-80, 80), st.just(-INF))
     logits = torch.tensor(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tsdfm.errors import UserError
@@ -193,7 +193,6 @@ def test_by_name() -> None:
     vocab=st.integers(1, 5),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=80)
 def test_any_jump(
     kind: Any, source_kind: Any, schedule: Schedule, rows: int, length: int, vocab: int, seed: int
 ) -> None:

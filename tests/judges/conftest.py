@@ -1,13 +1,10 @@
 """Small real judges: a transformers model of a few thousand weights, story tokens, and a trained in-house judge."""
 
-import os
 import sys
 from pathlib import Path
 
 import pytest
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.path.insert(0, str(Path(__file__).parent))
 
 from judge_parts import WORDS, save_model, story_tokens, train_judge

@@ -7,11 +7,11 @@ import pytest
 
 from training import student_of
 from tsdfm.errors import UserError
-from tsdfm.pipeline import overrides, plan
 from tsdfm.pipeline.done import comparable
 from tsdfm.pipeline.models import all_named, in_order
 from tsdfm.pipeline.places import Places
-from tsdfm.pipeline.plan import seeded, sources_of
+from tsdfm.pipeline.plan import plan, seeded, sources_of
+from tsdfm.pipeline.run import overrides
 from tsdfm.recipes import load_recipe, shipped
 
 OUT = Path("out")

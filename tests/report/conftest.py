@@ -1,11 +1,8 @@
 """A small pipeline's folder for all tests of the report: a teacher, a compass and three students on stories."""
 
-import os
 from pathlib import Path
 
 import pytest
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")

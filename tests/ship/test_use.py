@@ -9,9 +9,9 @@ import pytest
 
 from tsdfm.cli import main
 from tsdfm.errors import UserError
-from tsdfm.pipeline import plan
 from tsdfm.pipeline.models import all_named
 from tsdfm.pipeline.places import Places
+from tsdfm.pipeline.plan import plan
 from tsdfm.pipeline.reports import examined, models_of
 
 OUT = Path("out")

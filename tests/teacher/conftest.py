@@ -1,11 +1,8 @@
 """One small world of stories, as tokens, for all tests of the teacher."""
 
-import os
 from pathlib import Path
 
 import pytest
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given as hypothesis_given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from training import DFM
@@ -143,7 +142,6 @@ def test_the_clean_row_is_left_alone() -> None:
     assert torch.equal(batch.tokens, before)
 
 
-@hypothesis_settings(max_examples=40, deadline=None)
 @hypothesis_given(st.integers(0, 10**9), st.integers(0, 2**31), st.integers(2, 300))
 def test_times_are_equidistributed(first: int, seed: int, count: int) -> None:
     """Any run of consecutive rows: no gap is larger than φ²/n, where independent draws would leave about ln(n)/n."""

@@ -146,7 +146,7 @@ def test_the_server_gives_the_page_to_this_machine_alone() -> None:
                 ("/?x=1", 200, "<p>é</p>".encode()),
                 ("/../etc/passwd", 404, b"not found\n"),
             ):
-                asked = http.client.HTTPConnection("127.0.0.1", int(port), timeout=5)
+                asked = http.client.HTTPConnection("127.0.0.1", int(port), timeout=600)
                 asked.request("GET", path)
                 answer = asked.getresponse()
                 assert (answer.status, answer.read()) == (status, body)

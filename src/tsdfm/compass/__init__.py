@@ -9,9 +9,10 @@ The stage is `tsdfm.compass.run.run(CompassSettings(...))`, its examination `tsd
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tsdfm.compass.settings import CompassSettings, ValidateSettings
+from tsdfm.lazy import lazily
 
 if TYPE_CHECKING:
     from tsdfm.compass.model import Compass, load_compass
@@ -27,18 +28,13 @@ __all__ = [
     "load_compass",
 ]
 
-_HOME = {
-    "Compass": "model",
-    "load_compass": "model",
-    "STRATEGIES": "negatives",
-    "Pairs": "negatives",
-    "Strategy": "negatives",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        from importlib import import_module
-
-        return getattr(import_module(f"tsdfm.compass.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'tsdfm.compass' has no attribute {name!r}")
+__getattr__ = lazily(
+    __name__,
+    {
+        "Compass": "model",
+        "load_compass": "model",
+        "STRATEGIES": "negatives",
+        "Pairs": "negatives",
+        "Strategy": "negatives",
+    },
+)

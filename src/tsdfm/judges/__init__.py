@@ -8,9 +8,10 @@ inhouse   models trained by `tsdfm judge train`   cache     scores that survive 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tsdfm.judges.base import Judge, Score
+from tsdfm.lazy import lazily
 
 if TYPE_CHECKING:
     from tsdfm.judges.cache import score_file
@@ -18,15 +19,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Judge", "Score", "judge_from", "score_file"]
 
-
-def __getattr__(name: str) -> Any:
-    """The rest when it is first asked for: it needs torch."""
-    if name == "judge_from":
-        from tsdfm.judges.load import judge_from
-
-        return judge_from
-    if name == "score_file":
-        from tsdfm.judges.cache import score_file
-
-        return score_file
-    raise AttributeError(f"module 'tsdfm.judges' has no attribute {name!r}")
+__getattr__ = lazily(__name__, {"judge_from": "load", "score_file": "cache"})

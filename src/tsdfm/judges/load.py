@@ -12,6 +12,7 @@ from tsdfm.judges.gguf import gguf_file, installed_smollm2
 from tsdfm.judges.hub import hub_judge
 from tsdfm.judges.inhouse import inhouse_judge
 from tsdfm.judges.world import WorldJudge
+from tsdfm.settings import path_from
 from tsdfm.store.manifest import NAME as MANIFEST
 
 KINDS = "world:NAME, hub:NAME, a folder, a .gguf or .whl file, or smollm2"
@@ -34,7 +35,7 @@ def judge_from(spec: str, device: str = "auto", precision: str = "auto", batch: 
         return hub_judge(rest, device, precision, batch)
     if spec == "smollm2":
         return _gguf(installed_smollm2(), device, precision, batch)
-    path = Path(rest if kind == "gguf" and rest else spec).expanduser()
+    path = path_from(rest if kind == "gguf" and rest else spec, "a judge")
     if kind == "gguf" or path.suffix in (".gguf", ".whl"):
         return _gguf(path, device, precision, batch)
     if path.is_dir():

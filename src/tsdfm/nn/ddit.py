@@ -55,7 +55,7 @@ class DDiT(nn.Module):
 
     def read(self, hidden: Tensor, then: Callable[[Tensor, nn.Linear], Any] | None = None) -> Any:
         """The end of the forward: logits [B, L, |V|] of a hidden state [B, L, D], or what `then` makes of it."""
-        return self.head(hidden) if then is None else apart(then, hidden, self.head)
+        return self.head(hidden) if then is None else then(hidden, self.head)
 
     def hidden(self, x_t: Tensor, t: Tensor, h: Tensor | None = None) -> Tensor:
         """The final hidden state [B, L, D]; the head is linear in it."""
@@ -77,12 +77,6 @@ class DDiT(nn.Module):
         if h is None:
             return nn.functional.silu(self.time(t))
         return nn.functional.silu(self.join(torch.cat([self.time(t), self.step(h)], dim=-1)))
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def apart(then: Callable[[Tensor, nn.Linear], Any], hidden: Tensor, head: nn.Linear) -> Any:
-    """`then(hidden, head)` outside of what is compiled: it differs from step to step, the network does not."""
-    return then(hidden, head)
 
 
 def parameters(model: nn.Module) -> int:

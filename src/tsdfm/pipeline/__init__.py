@@ -12,7 +12,6 @@ starts from another one's settings, and `sources = ["uniform"]` leaves it to one
 `extends = "tiny_cpu"` starts from another recipe, and `seed = 1` seeds every stage after the tokens.
 """
 
-from tsdfm.pipeline.plan import Stage, plan
-from tsdfm.pipeline.run import PipelineSettings, overrides, run
+from tsdfm.pipeline.settings import PipelineSettings
 
-__all__ = ["PipelineSettings", "Stage", "overrides", "plan", "run"]
+__all__ = ["PipelineSettings"]

@@ -16,6 +16,7 @@ from typing import Any
 from tsdfm.errors import UserError
 from tsdfm.pipeline.plan import SOURCES, Stage, check_names, section, sources_of
 from tsdfm.recipes import table
+from tsdfm.settings import path_from
 from tsdfm.store.bundle import find_shipped, find_weights
 from tsdfm.store.manifest import NAME as MANIFEST
 from tsdfm.tokens.rows import TokenRows
@@ -84,7 +85,7 @@ def model_at(name: str, kind: str, use: Any, source: str) -> Used:
     """The model that `use` names, if it may stand for `name`, which is a teacher, compass or student of a source."""
     if not isinstance(use, str) or not use:
         raise UserError(f"{name}: use takes the path of a run, a checkpoint or a bundle, not {use!r}")
-    path = Path(use)
+    path = path_from(use, f"{name}: use")
     if not path.exists() and find_shipped(path) is None:
         raise UserError(f"{name}: use says {path}, and there is no such run, checkpoint or shipped model here")
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -13,33 +12,11 @@ from tsdfm.errors import UserError
 from tsdfm.pipeline.jobs import Crew, jobs_of, pipeline_command
 from tsdfm.pipeline.places import Places
 from tsdfm.pipeline.plan import Stage, plan, sources_of
+from tsdfm.pipeline.settings import PipelineSettings
 from tsdfm.recipes import load_recipe
-from tsdfm.settings import merge, nearest, option, required
+from tsdfm.settings import merge, nearest
 
 PART = re.compile(r'"([^"]*)"|([^.]+)')  # of a dotted name
-
-
-@dataclass(frozen=True, kw_only=True)
-class PipelineSettings:
-    """Which recipe to run, and where."""
-
-    recipe: str = required("a recipe that comes with tsdfm, or a TOML file")
-    out: Path = option(Path("runs/demo"), "folder for everything it makes")
-    set: tuple[str, ...] = option((), "override a setting, as in teacher.loop.steps=100; may be given many times")
-    jobs: int = option(1, "models to train at a time, each in a process of its own: for small ones on a large GPU")
-    only: str | None = option(None, "train this one model alone, by the name of its folder, as in ts-dfm-uniform")
-
-    retry: int = option(1, "with --jobs: how often a model whose process broke off is begun again, from its checkpoint")
-
-    limit: float | None = option(
-        None, "with --jobs: seconds of training, after which all is saved and stopped; the same command goes on"
-    )
-
-    def __post_init__(self) -> None:
-        if self.limit is not None and (not self.limit > 0 or self.jobs < 2 or self.only is not None):
-            raise UserError("limit is a time in seconds, above 0, and needs --jobs 2 or more, without --only")
-        if self.jobs < 1 or self.retry < 0:
-            raise UserError(f"jobs must be at least 1 and retry at least 0, not {self.jobs} and {self.retry}")
 
 
 def run(settings: PipelineSettings, say: Callable[[str], None] = print) -> Path:

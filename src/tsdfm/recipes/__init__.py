@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tsdfm.errors import UserError
-from tsdfm.settings import load_toml, merge, nearest
+from tsdfm.settings import load_toml, merge, nearest, path_from
 
 FOLDER = Path(__file__).parent
 
@@ -19,10 +19,9 @@ def shipped() -> list[str]:
 
 def find(recipe: str) -> Path:
     """The file of a recipe given by name (`tiny_cpu`) or path."""
-    named = FOLDER / f"{recipe}.toml"
+    path, named = path_from(recipe, "the recipe"), FOLDER / f"{recipe}.toml"
     if named.is_file():
         return named
-    path = Path(recipe)
     if path.suffix == ".toml" or path.is_file():
         return path
     raise UserError(f"no recipe called {recipe!r}{nearest(recipe, shipped())}")

@@ -193,8 +193,8 @@ def made_by(path: Path) -> Path:
 
     if path.suffix != ".toml" and str(path) not in shipped():
         raise UserError(f"no folder at {path}{unshipped(path)}: give a pipeline's folder, run folders or a recipe")
-    from tsdfm.pipeline import PipelineSettings
-    from tsdfm.pipeline import run as run_pipeline
+    from tsdfm.pipeline.run import run as run_pipeline
+    from tsdfm.pipeline.settings import PipelineSettings
 
     out = PipelineSettings(recipe="").out if path.stem == "tiny_cpu" else Path("runs") / path.stem
     return run_pipeline(PipelineSettings(recipe=str(path), out=out))

@@ -5,8 +5,9 @@ The stage itself is `tsdfm.tokens.run.run(TokensSettings(...))`. What reads the 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from tsdfm.lazy import lazily
 from tsdfm.tokens.settings import TokensSettings
 
 if TYPE_CHECKING:
@@ -16,20 +17,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Batch", "ByteTokenizer", "Loader", "TokenRows", "Tokenizer", "TokensSettings", "load_tokenizer", "prefetch"]
 
-_HOME = {
-    "Batch": "loader",
-    "Loader": "loader",
-    "prefetch": "loader",
-    "TokenRows": "rows",
-    "ByteTokenizer": "tokenizer",
-    "Tokenizer": "tokenizer",
-    "load_tokenizer": "tokenizer",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        from importlib import import_module
-
-        return getattr(import_module(f"tsdfm.tokens.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'tsdfm.tokens' has no attribute {name!r}")
+__getattr__ = lazily(
+    __name__,
+    {
+        "Batch": "loader",
+        "Loader": "loader",
+        "prefetch": "loader",
+        "TokenRows": "rows",
+        "ByteTokenizer": "tokenizer",
+        "Tokenizer": "tokenizer",
+        "load_tokenizer": "tokenizer",
+    },
+)

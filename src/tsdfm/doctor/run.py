@@ -7,7 +7,6 @@ import importlib.util
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +17,16 @@ from rich.table import Table
 from tsdfm import __version__
 from tsdfm.compass.network import EnergyNet
 from tsdfm.compass.settings import CompassSettings
+from tsdfm.doctor.settings import DoctorSettings
 from tsdfm.engine.distributed import gpu_does_not_start
 from tsdfm.methods.dfm import DFMSettings
 from tsdfm.nn import DDiT, Shape, flops_per_token, parameters
 from tsdfm.recipes import load_recipe, table
-from tsdfm.settings import build, option
+from tsdfm.settings import build
 from tsdfm.tokens.settings import TokensSettings
 
 NEEDED = ("torch", "numpy", "safetensors", "tokenizers", "rich")
 EXTRAS = {"hub": "datasets", "parquet": "pyarrow", "zstd": "zstandard", "tensorboard": "tensorboard"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class DoctorSettings:
-    """What to look at."""
-
-    recipe: str | None = option(None, "also say what this recipe needs")
 
 
 def run(settings: DoctorSettings) -> None:

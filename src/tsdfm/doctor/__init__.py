@@ -1,0 +1,1 @@
+"""What is installed, what this machine can do, and what a recipe would need."""

@@ -1,0 +1,14 @@
+"""The settings of `tsdfm doctor`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tsdfm.settings import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorSettings:
+    """What to look at."""
+
+    recipe: str | None = option(None, "also say what this recipe needs")

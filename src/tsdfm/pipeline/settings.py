@@ -1,0 +1,32 @@
+"""The settings of `tsdfm pipeline`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tsdfm.errors import UserError
+from tsdfm.settings import option, required
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineSettings:
+    """Which recipe to run, and where."""
+
+    recipe: str = required("a recipe that comes with tsdfm, or a TOML file")
+    out: Path = option(Path("runs/demo"), "folder for everything it makes")
+    set: tuple[str, ...] = option((), "override a setting, as in teacher.loop.steps=100; may be given many times")
+    jobs: int = option(1, "models to train at a time, each in a process of its own: for small ones on a large GPU")
+    only: str | None = option(None, "train this one model alone, by the name of its folder, as in ts-dfm-uniform")
+
+    retry: int = option(1, "with --jobs: how often a model whose process broke off is begun again, from its checkpoint")
+
+    limit: float | None = option(
+        None, "with --jobs: seconds of training, after which all is saved and stopped; the same command goes on"
+    )
+
+    def __post_init__(self) -> None:
+        if self.limit is not None and (not self.limit > 0 or self.jobs < 2 or self.only is not None):
+            raise UserError("limit is a time in seconds, above 0, and needs --jobs 2 or more, without --only")
+        if self.jobs < 1 or self.retry < 0:
+            raise UserError(f"jobs must be at least 1 and retry at least 0, not {self.jobs} and {self.retry}")
