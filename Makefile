@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test lint setup dev clean
+.PHONY: demo test lint docs setup dev clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -14,6 +14,10 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 
 $(VENV)/.ready-dev: $(VENV)/.ready
 	$(INSTALL) '.[dev]'
+	touch $@
+
+$(VENV)/.ready-docs: $(VENV)/.ready
+	$(INSTALL) '.[docs]'
 	touch $@
 
 setup: $(VENV)/.ready
@@ -31,5 +35,9 @@ lint: dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(VENV)/.ready-docs
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "the site is in site/index.html"
+
 clean:
-	rm -rf $(VENV) runs/demo
+	rm -rf $(VENV) runs/demo site
