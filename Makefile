@@ -36,7 +36,7 @@ lint: dev
 	$(BIN)/mypy
 
 docs: $(VENV)/.ready-docs
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "the site is in site/index.html"
 
 clean:

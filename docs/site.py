@@ -18,19 +18,21 @@ ROOT_PAGES = {"Contributing": "CONTRIBUTING.md", "Changelog": "CHANGELOG.md"}
 
 def rooms() -> Iterator[tuple[str, str]]:
     """(name, page) of every room: a folder of Python files, or a file beside them."""
-    yield "tsdfm", f"# tsdfm\n\n{_entry('tsdfm')}"
+    yield "tsdfm", _entry("tsdfm", level=1)
     for path in sorted(PACKAGE.iterdir()):
         if path.is_dir() and (path / "__init__.py").exists():
-            modules = sorted(path.rglob("*.py"), key=lambda file: (file.stem != "__init__", file.as_posix()))
+            modules = [file for file in sorted(path.rglob("*.py")) if file.stem != "__init__"]
             dotted = [".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts) for file in modules]
-            entries = [_entry(name.removesuffix(".__init__")) for name in dotted]
-            yield path.name, f"# tsdfm.{path.name}\n\n" + "\n".join(entries)
+            # of the package itself only its docstring: its names are those of its modules
+            yield path.name, "\n".join([_entry(f"tsdfm.{path.name}", level=1, members=False), *map(_entry, dotted)])
         elif path.suffix == ".py" and not path.stem.startswith("_"):
-            yield path.stem, f"# tsdfm.{path.stem}\n\n{_entry(f'tsdfm.{path.stem}')}"
+            yield path.stem, _entry(f"tsdfm.{path.stem}", level=1)
 
 
-def _entry(module: str) -> str:
-    return f"::: {module}\n"
+def _entry(module: str, level: int = 2, members: bool = True) -> str:
+    """What mkdocstrings replaces by the documentation of a module."""
+    options = [f"heading_level: {level}", *([] if members else ["members: false"])]
+    return "\n".join([f"::: {module}", "    options:", *(f"      {option}" for option in options), ""])
 
 
 def on_config(config: Any) -> Any:
@@ -47,5 +49,7 @@ def on_files(files: Files, config: Any) -> Files:
         files.append(File.generated(config, f"api/{name}.md", content=page))
     for path in ROOT_PAGES.values():
         text = (ROOT / path).read_text(encoding="utf-8").replace("](docs/", "](")
+        for other in ROOT_PAGES.values():
+            text = text.replace(f"]({other})", f"]({other.lower()})")
         files.append(File.generated(config, path.lower(), content=text))
     return files
