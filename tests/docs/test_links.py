@@ -46,9 +46,7 @@ def _site(title: str) -> str:
 
 def _numbered(slugs: list[str], join: str) -> set[str]:
     """The second heading of a name gets `-1` on GitHub and `_1` on the site."""
-    return {
-        slug if (before := slugs[:i].count(slug)) == 0 else f"{slug}{join}{before}" for i, slug in enumerate(slugs)
-    }
+    return {slug if (before := slugs[:i].count(slug)) == 0 else f"{slug}{join}{before}" for i, slug in enumerate(slugs)}
 
 
 def broken(page: Path) -> list[str]:
@@ -78,7 +76,7 @@ def test_faults_are_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "# Here\n\n[a](there.md) [b](there.md#a-heading-two-words) [c](#here) [d](https://example.org/x#y)\n"
-        "[e](gone.md) ![f](gone.svg) [g](there.md#gone) [h](there.md#again-1) <img src=\"gone.png\">\n\n"
+        '[e](gone.md) ![f](gone.svg) [g](there.md#gone) [h](there.md#again-1) <img src="gone.png">\n\n'
         "[i]: gone.txt\n\n`[j](code.md)`\n\n```\n[k](code.md)\n```\n",
         encoding="utf-8",
     )
