@@ -7,7 +7,7 @@ export HF_HUB_OFFLINE ?= 1
 
 SEED := $(or $(SEED),$(shell date +%s))
 
-.PHONY: demo test fuzz lint setup dev clean
+.PHONY: demo test fuzz lint docs setup dev clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -16,6 +16,10 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 
 $(VENV)/.ready-dev: $(VENV)/.ready
 	$(INSTALL) '.[dev]'
+	touch $@
+
+$(VENV)/.ready-docs: $(VENV)/.ready
+	$(INSTALL) '.[docs]'
 	touch $@
 
 setup: $(VENV)/.ready
@@ -37,5 +41,9 @@ lint: dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(VENV)/.ready-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "the site is in site/index.html"
+
 clean:
-	rm -rf $(VENV) runs/demo
+	rm -rf $(VENV) runs/demo site
