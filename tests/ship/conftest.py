@@ -8,11 +8,11 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "
 
 @pytest.fixture(scope="session")
 def shipping(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs of a teacher, a student and a compass, and two bundles of them: `int8` and `bf16`. Not to be changed."""
+    """Runs of a teacher, a student and a compass, and bundles of them: `coded`, `int8`, `bf16`. Not to be changed."""
     from ship_parts import make_runs, ship
 
     home = make_runs(tmp_path_factory.mktemp("shipping"))
-    for weights in ("int8", "bf16"):
+    for weights in ("coded", "int8", "bf16"):
         ship(home, home / weights, "--weights", weights)
     return home
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -30,9 +31,15 @@ def by_hand(file: Path) -> dict[str, torch.Tensor]:
     stored = load_file(file)
     out = {}
     for name, tensor in stored.items():
-        if name.endswith("/scale"):
+        if "/" in name:
             continue
-        if tensor.dtype == torch.int8:
+        if tensor.dtype == torch.uint8:
+            whole = np.frombuffer(zlib.decompress(tensor.numpy().tobytes(), -15), np.int8).astype(np.float32)
+            base = by_hand(file.with_name("teacher.safetensors"))[name] if f"{name}/delta" in stored else None
+            scale = stored[f"{name}/scale" if base is None else f"{name}/delta"].float().numpy()
+            made = torch.from_numpy(whole.reshape(*scale.shape[:-1], -1) * scale)
+            out[name] = made if base is None else made + base
+        elif tensor.dtype == torch.int8:
             scale = stored[f"{name}/scale"].numpy()
             out[name] = torch.from_numpy(tensor.numpy().astype(np.float32) * scale)
         else:
@@ -71,7 +78,7 @@ def test_what_is_in_it(shipping: Path) -> None:
     assert large < small
 
 
-@pytest.mark.parametrize("kind", ["int8", "bf16"])
+@pytest.mark.parametrize("kind", ["coded", "int8", "bf16"])
 @pytest.mark.parametrize("role", ["student", "teacher", "compass"])
 def test_it_loads_as_what_the_file_says(shipping: Path, kind: str, role: str) -> None:
     file = shipping / kind / f"{role}.safetensors"
@@ -103,7 +110,7 @@ def test_a_bundle_is_its_student(shipping: Path) -> None:
     assert torch.equal(same.tokens, texts.sample(3, 4, 5).tokens)
 
 
-@pytest.mark.parametrize("kind", ["int8", "bf16"])
+@pytest.mark.parametrize("kind", ["coded", "int8", "bf16"])
 def test_logits_move_by_no_more_than_the_steps_allow(shipping: Path, kind: str) -> None:
     """|Δy| ≤ Σ_w |∂y/∂w| |Δw| to first order, and |Δw| is at most half a step."""
     before, after = load_velocity(shipping / "student"), load_velocity(shipping / kind)
@@ -118,7 +125,7 @@ def test_logits_move_by_no_more_than_the_steps_allow(shipping: Path, kind: str) 
         bound = 0.0
         for name, weight in before.net.named_parameters():
             if name + "/scale" in stored:
-                step = stored[name + "/scale"] / 2
+                step = stored[name + "/scale"].float() / 2
             elif stored[name].dtype == torch.bfloat16:
                 step = weight.detach().abs() / 256
             else:
@@ -192,7 +199,7 @@ def damage(folder: Path, how: str) -> None:
         file.write_bytes(data.replace(b'"byte"', b'"bite"'))
     else:
         manifest = json.loads((folder / "manifest.json").read_text())
-        manifest |= {"format": {"format": 2}, "members": {"members": {"student": {}}}}[how]
+        manifest |= {"format": {"format": 3}, "members": {"members": {"student": {}}}}[how]
         (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
@@ -203,7 +210,7 @@ def damage(folder: Path, how: str) -> None:
         ("short", "bytes instead of"),
         ("gone", "student.safetensors is missing: copy the bundle again"),
         ("tokenizer", "tokenizer.json is damaged"),
-        ("format", "has format 2, this version reads 1"),
+        ("format", "has format 3, this version reads 1 and 2: update tsdfm"),
         ("members", "manifest.json is damaged: copy the bundle again"),
     ],
 )
@@ -224,15 +231,16 @@ def test_damage_is_one_clear_line(
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--limit-mb", "0.3"], "MB, more than --limit-mb 0.3"),
+        (["--weights", "int8", "--limit-mb", "0.3"], "MB, more than --limit-mb 0.3"),
+        (["--limit-mb", "0.1"], "MB, more than --limit-mb 0.1"),
         (["--limit-mb", "0"], "a size above 0"),
         (["--name", "a/b"], "letters, digits, dots and dashes"),
         (["--teacher", "teacher-mask"], "has source mask, this model has uniform"),
         (["--teacher", "compass"], "holds no velocity network"),
         (["--compass", "teacher"], "holds no compass"),
-        (["--compass", "int8"], "holds no complete checkpoint"),
+        (["--compass", "nowhere"], "no checkpoint or run at nowhere, nor a shipped model of that name"),
         (["--card", "nowhere.md"], "cannot read the card nowhere.md"),
-        (["--weights", "int4"], "takes one of int8, bf16"),
+        (["--weights", "int4"], "takes one of coded, int8, bf16"),
         (["--defaults.steps", "0"], "at least 1"),
     ],
 )

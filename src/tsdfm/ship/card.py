@@ -24,6 +24,11 @@ NOTED = (
     "optim.ema",
 )
 STORED = {
+    "coded": (
+        "Matrices of 4,096 numbers or more are stored as whole numbers of steps in Huffman's code, the rest as "
+        "float32. A row's step is {coarse:.2%} of its root mean square, or 1/127 of its largest number if that is "
+        "more. The student and the compass are stored as differences from the teacher where that is shorter."
+    ),
     "int8": "Matrices of 4,096 numbers or more are stored as int8 with one float32 scale a row, the rest as float32.",
     "bf16": "Matrices of 4,096 numbers or more are stored as bf16, the rest as float32.",
 }
@@ -40,7 +45,7 @@ def card_text(manifest: Mapping[str, Any], given: str | None) -> str:
         networks(manifest["members"]),
         flow(manifest),
         "### How the weights are stored",
-        f"{STORED[manifest['weights']]} They are float32 again once loaded.",
+        f"{STORED[manifest['weights']].format(coarse=manifest['coarse'])} They are float32 again once loaded.",
         changes(manifest["members"]),
         "### Training",
         training(manifest["members"]),

@@ -17,15 +17,27 @@ from tsdfm.samples.model import TextModel, load
 from tsdfm.settings import to_dict
 from tsdfm.ship.card import card_text
 from tsdfm.ship.check import energy_change, moments_of, prediction_change, weight_change
+from tsdfm.ship.fit import fit
 from tsdfm.ship.settings import CardSettings, ShipSettings
-from tsdfm.store.bundle import FORMAT, MEND, NAME, STAGE, default_model, find_shipped, is_bundle, unshipped
-from tsdfm.store.checkpoint import find_checkpoint, read_state, write_tensors, writing
+from tsdfm.store.bundle import (
+    FORMAT,
+    MEND,
+    NAME,
+    STAGE,
+    default_model,
+    find_member,
+    find_shipped,
+    is_bundle,
+    unshipped,
+)
+from tsdfm.store.checkpoint import read_state, write_tensors, writing
 from tsdfm.store.files import sync_file, sync_folder, write_json
 from tsdfm.store.manifest import NAME as MANIFEST
 from tsdfm.store.manifest import read_manifest, versions
-from tsdfm.store.packed import pack, unpack
 
 CARD = "card.md"
+FACTS = 40_000  # bytes for the manifest and for what is added to the card
+OF_PACKING = ("packed_from", "weights_error", "sha256", "bytes", "change")
 
 
 @dataclass(frozen=True)
@@ -67,22 +79,29 @@ def run(settings: ShipSettings) -> Path:
 
 
 def read_originals(settings: ShipSettings) -> Originals:
-    """The models of the runs, checked to belong together."""
-    student = load(find_checkpoint(settings.student), "cpu")
+    """The models of the runs, or of other bundles, checked to belong together."""
+    student = load(settings.student, "cpu")
     spec, teacher, compass = student.velocity.spec, None, None
     if settings.teacher is not None:
-        teacher = load_velocity(find_checkpoint(settings.teacher))
+        teacher = load_velocity(settings.teacher, role="teacher")
         spec.match(teacher.spec, f"the teacher {settings.teacher}")
     if settings.compass is not None:
-        compass = load_compass(find_checkpoint(settings.compass, "best"), "cpu")
+        compass = load_compass(settings.compass, "cpu")
         compass.match(spec, f"the student {settings.student}")
     return Originals(student, teacher, compass)
 
 
 def fill(folder: Path, originals: Originals, settings: ShipSettings, given: str | None) -> dict[str, Any]:
     """Write every file of the bundle; returns its manifest. The packed models are loaded once, to be compared."""
-    members = {role: write_member(folder, role, model, settings.weights) for role, model in originals.members().items()}
     originals.student.tokenizer.save(folder / "tokenizer")
+    weights = {role: model.net.state_dict() for role, model in originals.members().items()}
+    room = int(settings.limit_mb * 1e6) - weigh(folder, settings.limit_mb) - len((given or "").encode()) - FACTS
+    packed, coarse = fit(weights, settings.weights, room)
+    members = {}
+    for role, model in originals.members().items():
+        error = weight_change(weights[role], packed.unpacked(role))
+        written = write_tensors(folder / f"{role}.safetensors", packed.stored[role])
+        members[role] = {**described(model, role), "weights_error": error, **written}
     spec = originals.student.velocity.spec
     manifest = {
         "format": FORMAT,
@@ -91,6 +110,7 @@ def fill(folder: Path, originals: Originals, settings: ShipSettings, given: str 
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions(),
         "weights": settings.weights,
+        "coarse": coarse,
         "tokenizer": spec.tokenizer,
         "defaults": to_dict(settings.defaults),
         "members": members,
@@ -104,12 +124,14 @@ def fill(folder: Path, originals: Originals, settings: ShipSettings, given: str 
     return manifest
 
 
-def write_member(folder: Path, role: str, model: Velocity | Compass, kind: str) -> dict[str, Any]:
-    """Pack one model; returns what the bundle's manifest says of it. Paths are cut down to the folder's name."""
+def described(model: Velocity | Compass, role: str) -> dict[str, Any]:
+    """What the bundle's manifest says of a model, by its run or the bundle it is from, without paths of the machine."""
     assert model.checkpoint is not None
+    shipped = find_member(model.checkpoint.with_suffix(""), role) if model.checkpoint.is_file() else None
+    if shipped is not None:
+        kept = {name: value for name, value in shipped.about.items() if name not in OF_PACKING}
+        return {**kept, "packed_from": model.sha256}
     manifest, state = read_manifest(model.checkpoint), read_state(model.checkpoint)
-    weights = {name: tensor.cpu() for name, tensor in model.net.state_dict().items()}
-    packed = pack(weights, kind)
     parent = manifest.get("parent") or {}
     return {
         "stage": manifest.get("stage"),
@@ -123,8 +145,6 @@ def write_member(folder: Path, role: str, model: Velocity | Compass, kind: str) 
         "settings": bare(manifest.get("settings")),
         "seed": manifest.get("seed"),
         "versions": manifest.get("versions"),
-        "weights_error": weight_change(weights, unpack(packed)),
-        **write_tensors(folder / f"{role}.safetensors", packed),
     }
 
 
@@ -180,7 +200,7 @@ def weigh(folder: Path, limit_mb: float) -> int:
     if total > limit_mb * 1e6:
         raise UserError(
             f"the bundle has {total / 1e6:.1f} MB, more than --limit-mb {limit_mb:g}: "
-            "ship fewer or smaller models, int8 weights, or raise the limit"
+            "ship fewer or smaller models, coded weights, or raise the limit"
         )
     return total
 

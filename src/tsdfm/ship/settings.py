@@ -19,14 +19,16 @@ class ShipSettings:
     compass, or of the checkpoint that is named instead of a run.
     """
 
-    student: Path = required("run or checkpoint of the student")
-    teacher: Path | None = option(None, "run or checkpoint of its teacher, to be shipped with it")
-    compass: Path | None = option(None, "run or checkpoint of its compass, to be shipped with it")
+    student: Path = required("run, checkpoint or bundle of the student")
+    teacher: Path | None = option(None, "run, checkpoint or bundle of its teacher, to be shipped with it")
+    compass: Path | None = option(None, "run, checkpoint or bundle of its compass, to be shipped with it")
     name: str = required("what the bundle is called: letters, digits, dots and dashes")
     out: Path = required("folder to write; a bundle that is there is replaced once the new one is complete")
-    weights: Literal["int8", "bf16"] = option("int8", "how large matrices are stored")
+    weights: Literal["coded", "int8", "bf16"] = option("coded", "how large matrices are stored")
     card: Path | None = option(None, "Markdown about data, licence, figures and limits; facts are added to it")
-    limit_mb: float = option(80.0, "refuse a bundle of more than so many million bytes")
+    limit_mb: float = option(
+        80.0, "a bundle has at most so many million bytes: coded weights are as fine as that allows, others are refused"
+    )
     defaults: SampleDefaults = option(SampleDefaults(), "how the student is sampled where nothing is said")
 
     def __post_init__(self) -> None:

@@ -28,13 +28,15 @@ from tsdfm.store.checkpoint import STATE, check_file, find_checkpoint, load_weig
 from tsdfm.store.files import read_json
 from tsdfm.store.manifest import NAME as MANIFEST
 from tsdfm.store.manifest import read_manifest
-from tsdfm.store.packed import unpack
+from tsdfm.store.packed import has_differences, unpack
 
 MODELS = Path(__file__).parent.parent / "ship" / "models"
 DEFAULT = "tsdfm-small"
 STAGE = "ship"
-FORMAT = 1
+FORMAT = 2
+READS = (1, 2)  # 1 had no coded weights
 ROLES = ("student", "teacher", "compass")
+BASE = "teacher"  # the one from which the others may be stored as differences
 INPUTS = {"teacher": "teacher", "compass": "compass", "proposer": "student"}
 """Inputs of a training that may be a bundle's, and which of its models they mean; of init_from the stage says it."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -84,9 +86,14 @@ class Member:
         return str(self.about["sha256"])
 
     def weights(self) -> dict[str, Tensor]:
-        """Float32 weights, from a file whose sha256 is the one in the manifest."""
+        """Float32 weights, from files whose sha256 is the manifest's: its own, and the teacher's if it needs that."""
         check_file(self.file, self.about, MEND)
-        return unpack(read_tensors(self.file, MEND))
+        stored = read_tensors(self.file, MEND)
+        base = self.bundle.member(BASE).weights() if self.role != BASE and has_differences(stored) else None
+        try:
+            return unpack(stored, base)
+        except UserError as problem:
+            raise UserError(f"{self.file}: {problem}") from None
 
 
 @dataclass(frozen=True)
@@ -155,8 +162,9 @@ def is_bundle(folder: Path) -> bool:
 def read_bundle(folder: Path) -> Bundle:
     """A bundle, checked to be one this version reads. Its weights are checked when they are read."""
     manifest = read_json(folder / MANIFEST)
-    if manifest.get("format") != FORMAT:
-        raise UserError(f"{folder} has format {manifest.get('format')!r}, this version reads {FORMAT}: update tsdfm")
+    if manifest.get("format") not in READS:
+        known = " and ".join(map(str, READS))
+        raise UserError(f"{folder} has format {manifest.get('format')!r}, this version reads {known}: update tsdfm")
     members = manifest.get("members")
     keys = {"stage", "sha256", "bytes"}
     if not isinstance(members, dict) or not all(isinstance(m, dict) and keys <= m.keys() for m in members.values()):
