@@ -1,0 +1,94 @@
+"""Whose answers are learned: the average, a frozen model, one that is renewed in rounds and survives a resume."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from student_parts import spec_of, stirred
+
+from training import student_settings
+from tsdfm.distil.run import train
+from tsdfm.distil.settings import StudentLoop, StudentOptim
+from tsdfm.distil.teachers import Average, Frozen, Rounds
+from tsdfm.engine.task import Context
+from tsdfm.errors import UserError
+from tsdfm.methods.fs_dfm import FSDFM, FSDFMSettings
+from tsdfm.store.checkpoint import load_weights
+
+SPEC = spec_of()
+
+
+class InRounds(FSDFM):
+    """FS-DFM from a teacher that is renewed every three steps."""
+
+    name: ClassVar[str] = "in-rounds"
+
+    def teacher(self, settings: Any, spec: Any, world: Any) -> Rounds:
+        return Rounds(3)
+
+
+def same(a: Any, b: Any) -> bool:
+    return all(torch.equal(x, b[name]) for name, x in a.items())
+
+
+@dataclass
+class Here:
+    """As much of a context as a teacher asks for."""
+
+    ema: Any = None
+
+
+def test_average_and_frozen() -> None:
+    average, frozen, net = Average(), Frozen(stirred(SPEC, 3)), stirred(SPEC, 4)
+    average.bind(Here(net), stirred(SPEC))  # type: ignore[arg-type]
+    assert average.at(0) is average.at(10) is net
+    assert frozen.at(0) is frozen.at(10) is frozen.net
+    assert average.parts() == frozen.parts() == {}
+    with pytest.raises(UserError, match="averaged"):
+        average.bind(Context(ema=None, world=None), stirred(SPEC))  # type: ignore[arg-type]
+
+
+def test_rounds_copy_the_student_and_remember_when() -> None:
+    student, rounds = stirred(SPEC, 5), Rounds(4)
+    rounds.bind(Here(), student)  # type: ignore[arg-type]
+    first = {name: value.clone() for name, value in student.state_dict().items()}
+    with torch.no_grad():
+        student.head.weight.add_(1.0)
+    for step in range(4):
+        assert same(first, rounds.at(step).state_dict())
+    assert same(student.state_dict(), rounds.at(4).state_dict())
+    assert not any(p.requires_grad for p in rounds.net.parameters())
+    assert int(rounds.parts()["teacher"]["round"]) == 1
+    with pytest.raises(UserError, match="at least 1"):
+        Rounds(0)
+
+
+def test_a_resumed_run_asks_the_same_teacher(home: Path, tmp_path: Path) -> None:
+    """Stopped in the middle of a round, whose teacher is neither the student of then nor the first one."""
+    settings: FSDFMSettings = student_settings(
+        tokens=home / "tokens",
+        init_from=home / "teacher-uniform",
+        out=tmp_path / "whole",
+        levels="uniform",
+        share=0.5,
+        eval_rows=4,
+        eval_times=1,
+        loop=StudentLoop(steps=7, batch=4, device="cpu", eval_every=0, save_every=5, keep=5),
+        optim=StudentOptim(lr=2e-3, warmup=1, ema=0.9),
+    )
+    train(settings, InRounds())
+    part = tmp_path / "part"
+    shutil.copytree(settings.out, part)
+    shutil.rmtree(part / "checkpoints" / "step-00000007")
+    train(dataclasses.replace(settings, out=part, resume=True), InRounds())
+    for which in ("model", "ema", "teacher"):
+        assert same(load_weights(settings.out, which), load_weights(part, which)), which
+    teacher = load_weights(part, "teacher")
+    assert int(teacher["round"]) == 2
+    assert not same(load_weights(part, "model"), teacher)

@@ -1,0 +1,150 @@
+"""MDLM: its bound is the generalised KL with SUBS, its step the cumulative jump that keeps what is revealed."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shutil
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+import tsdfm
+from tsdfm import kernels
+from tsdfm.cli import main
+from tsdfm.engine.settings import LoopSettings, OptimSettings
+from tsdfm.errors import UserError
+from tsdfm.flow import Cosine, Mask, Polynomial, RowNoise, Schedule, Uniform, generalised_kl
+from tsdfm.flow.logits import carried_over, meaning_of
+from tsdfm.kernels.fused import fused_loss
+from tsdfm.methods.mdlm import METHOD, MDLMLoss, MDLMSettings
+from tsdfm.nn.settings import NetSettings
+from tsdfm.store.checkpoint import load_weights
+from tsdfm.store.manifest import read_manifest
+
+V, SOURCE = 5, Mask(5)
+made = torch.Generator().manual_seed(0)
+LOGITS = 2 * torch.randn(4, 9, V, generator=made, dtype=torch.float64)
+X_1 = torch.randint(0, V, (4, 9), generator=made)
+X_T = torch.where(torch.rand(X_1.shape, generator=made) < 0.5, X_1, V)
+TIMES = torch.tensor([0.0, 0.3, 0.75, 1.0], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("schedule", [Polynomial(1.0), Polynomial(3.0), Cosine()])
+def test_the_loss_is_the_generalised_kl_with_subs(schedule: Schedule) -> None:
+    mine, theirs = (LOGITS.clone().requires_grad_() for _ in range(2))
+    loss = MDLMLoss(schedule, SOURCE).plain(mine, X_1, X_T, TIMES)
+    whole = generalised_kl(carried_over(theirs, X_T, SOURCE), X_1, X_T, TIMES, schedule, SOURCE)
+    assert loss.item() == pytest.approx(whole.item(), rel=1e-13)
+    loss.backward()
+    whole.backward()
+    torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-12, atol=1e-14)
+
+
+def test_the_loss_by_hand() -> None:
+    """κ = t: −log p(x_1)/(1 − t) at masked positions, over all positions."""
+    t = TIMES.clamp(max=0.9)
+    loss = MDLMLoss(Polynomial(1.0), SOURCE).plain(LOGITS, X_1, X_T, t).item()
+    total = 0.0
+    for b in range(4):
+        for i in range(9):
+            if int(X_T[b, i]) == V:
+                weights = LOGITS[b, i].exp()
+                total -= math.log(float(weights[X_1[b, i]] / weights.sum())) / (1 - float(t[b]))
+    assert loss == pytest.approx(total / 36, rel=1e-12)
+
+
+def test_fused_is_plain() -> None:
+    """head(hidden) in chunks, and by the kernels, gives the loss of whole logits."""
+    head = torch.nn.Linear(6, V)
+    hidden = torch.randn(4, 9, 6, generator=torch.Generator().manual_seed(1))
+    loss = MDLMLoss(Cosine(), SOURCE)
+    t = TIMES.clamp(max=0.9)
+    whole = loss.plain(head(hidden), X_1, X_T, t)
+    objective, weight = loss.fused(X_1, X_T, t)
+    scale = (weight / X_1.numel()).expand(-1, 9).flatten()
+    for forced in (False, True):
+        with kernels.forced() if forced else kernels.without():
+            found = fused_loss(hidden.flatten(0, 1), head, objective, scale)
+        assert found.item() == pytest.approx(whole.item(), rel=1e-5)
+
+
+def test_subs() -> None:
+    p = carried_over(LOGITS, X_T, SOURCE).softmax(-1)
+    revealed = X_T != V
+    assert torch.equal(p[~revealed], LOGITS.softmax(-1)[~revealed])
+    assert torch.equal(p[revealed], torch.nn.functional.one_hot(X_T[revealed], V).double())
+    with pytest.raises(UserError, match="mask source"):
+        meaning_of("subs", Uniform(V))
+    with pytest.raises(UserError, match="plain, subs"):
+        meaning_of("scores", SOURCE)
+
+
+def settings_for(tokens: Path, out: Path) -> MDLMSettings:
+    return MDLMSettings(
+        tokens=tokens,
+        out=out,
+        eval_rows=16,
+        eval_times=4,
+        net=NetSettings(width=32, depth=2, heads=2, cond=16, dropout=0.0),
+        loop=LoopSettings(steps=60, batch=16, device="cpu", eval_every=30, save_every=30, log_every=10),
+        optim=OptimSettings(lr=5e-3, warmup=5, ema=0.9),
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> MDLMSettings:
+    settings = settings_for(tokens, tmp_path_factory.mktemp("mdlm") / "run")
+    METHOD.train(settings)
+    return settings
+
+
+def test_it_learns_and_says_what_it_is(trained: MDLMSettings) -> None:
+    import json
+
+    lines = [json.loads(line) for line in (trained.out / "metrics.jsonl").read_text().splitlines()]
+    bounds = [line["elbo"] for line in lines if "elbo" in line]
+    assert bounds[-1] < bounds[0] < math.log(400)
+    manifest = read_manifest(trained.out)
+    assert (manifest["stage"], manifest["bound"]) == ("mdlm", "NELBO")
+    model = manifest["model"]
+    assert (model["method"], model["logits"], model["time"], model["jump"]) == ("mdlm", "subs", False, "ancestral")
+
+
+def test_a_resumed_run_is_the_unbroken_one(trained: MDLMSettings, tmp_path: Path) -> None:
+    out = tmp_path / "part"
+    shutil.copytree(trained.out, out)
+    shutil.rmtree(out / "checkpoints" / "step-00000060")
+    METHOD.train(dataclasses.replace(trained, out=out, resume=True))
+    for which in ("model", "ema"):
+        mine, theirs = load_weights(out, which), load_weights(trained.out, which)
+        assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
+def test_it_writes_and_never_takes_a_token_back(trained: MDLMSettings) -> None:
+    model = tsdfm.load(trained.out, "cpu")
+    made = model.sample(n=3, steps=6, seed=1, prefix="Mia", trajectory=True)
+    assert made.nfe == 6
+    assert made.trajectory is not None
+    for row in made.trajectory.rows:
+        for before, after in pairwise(row.states()):
+            assert all(a == b for b, a in zip(before, after, strict=True) if b != made.trajectory.mask)
+    assert all(text.startswith("Mia") for text in made.texts)
+    cumulative = model.sample(n=3, steps=6, seed=1, prefix="Mia", jump="cumulative")
+    assert torch.equal(cumulative.tokens, made.tokens)  # SUBS: what is revealed has p(z) = 1, so it stays anyway
+
+
+def test_the_network_is_not_told_the_time(trained: MDLMSettings) -> None:
+    velocity = tsdfm.load(trained.out, "cpu").velocity
+    x = velocity.source.draw((2, velocity.spec.length), RowNoise(0, torch.arange(2)), torch.device("cpu"))
+    early, late = (velocity(x, torch.full((2,), t), torch.zeros(2)) for t in (0.1, 0.9))
+    assert torch.equal(early, late)
+
+
+def test_by_the_command_line(tokens: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["train", "mdlm", "--tokens", str(tokens), "--out", str(tmp_path / "run"), "--net.preset", "tiny"]
+    assert main([*words, "--loop.steps", "2", "--loop.batch", "4", "--eval-rows", "4", "--eval-times", "1"]) == 0
+    assert main([*words, "--source", "uniform"]) == 2
+    assert "source takes one of mask" in capsys.readouterr().err
