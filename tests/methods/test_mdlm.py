@@ -129,7 +129,7 @@ def test_it_writes_and_never_takes_a_token_back(trained: MDLMSettings) -> None:
     assert made.nfe == 6
     assert made.trajectory is not None
     for row in made.trajectory.rows:
-        for before, after in pairwise(row.states()):
+        for (before, _), (after, _) in pairwise(row.states()):
             assert all(a == b for b, a in zip(before, after, strict=True) if b != made.trajectory.mask)
     assert all(text.startswith("Mia") for text in made.texts)
     cumulative = model.sample(n=3, steps=6, seed=1, prefix="Mia", jump="cumulative")
