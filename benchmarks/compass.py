@@ -18,7 +18,7 @@ from tsdfm.compass.negatives import Kit, Negatives
 from tsdfm.compass.network import spec_from
 from tsdfm.compass.settings import CompassLoop, CompassNet, CompassSettings
 from tsdfm.compass.task import CompassTask
-from tsdfm.engine.distributed import World
+from tsdfm.engine.distributed import Processes
 from tsdfm.engine.learner import Learner
 from tsdfm.engine.precision import autocast
 from tsdfm.nn.velocity import Velocity
@@ -60,7 +60,7 @@ def run(settings: CompassBenchmark) -> None:
     table.show()
 
 
-def one(settings: CompassBenchmark, batch: int, here: World) -> dict[str, Any] | None:
+def one(settings: CompassBenchmark, batch: int, here: Processes) -> dict[str, Any] | None:
     """A row of the table."""
     learner, task, batches = build(settings, batch, here)
     timings = measure({"step": lambda: stepper(learner, batches)}, here.device, settings.warm, settings.repeats)
@@ -91,7 +91,7 @@ def one(settings: CompassBenchmark, batch: int, here: World) -> dict[str, Any] |
     }
 
 
-def build(settings: CompassBenchmark, batch: int, here: World) -> tuple[Learner, CompassTask, list[HostBatch]]:
+def build(settings: CompassBenchmark, batch: int, here: Processes) -> tuple[Learner, CompassTask, list[HostBatch]]:
     """A compass in training, with random tokens whose frequencies the bins take for a Zipf law."""
     torch.manual_seed(0)
     spec = random_spec(settings.preset, settings.vocab, settings.length)

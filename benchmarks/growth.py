@@ -22,7 +22,7 @@ from tsdfm.compass.model import Compass
 from tsdfm.distil.navigated import NavigatedChain
 from tsdfm.distil.settings import NavigateSettings
 from tsdfm.distil.task import StudentTask
-from tsdfm.engine.graphs import Pool, Replayed
+from tsdfm.engine.graphs import GraphMemory, Replayed
 from tsdfm.engine.learner import Learner
 from tsdfm.engine.runner import wrapped
 from tsdfm.settings import option
@@ -106,7 +106,7 @@ def compare(
     sizes |= {"compile": settings.compile, "graphs": settings.graphs, "device": settings.device}
     shape = StudentBenchmark(**sizes)
     first = plan_of(shape, point.rows, next(plan for plan in plans if plan is not None))
-    pool = Pool() if settings.graphs and not settings.compile and device.type == "cuda" else None
+    pool = GraphMemory() if settings.graphs and not settings.compile and device.type == "cuda" else None
     held, learner = reserved(device), learner_of(shape, first, pool)
     if pool is not None:
         record_compass(learner, pool)
@@ -138,7 +138,7 @@ def compare(
     return made.cost_of_a_pair()
 
 
-def record_compass(learner: Learner, pool: Pool) -> None:
+def record_compass(learner: Learner, pool: GraphMemory) -> None:
     """Let the compass's passes be replayed too, although it is not compiled."""
     task = learner.task
     assert isinstance(task, StudentTask)

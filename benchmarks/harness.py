@@ -23,7 +23,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from tsdfm.engine.distributed import World, pick_device
+from tsdfm.engine.distributed import Processes, pick_device
 from tsdfm.engine.learner import Learner
 from tsdfm.nn.settings import NetSettings
 from tsdfm.nn.velocity import VelocitySpec
@@ -94,8 +94,8 @@ def guarded(what: str, work: Callable[[], Any]) -> Any:
         return None
 
 
-def world(device: str) -> World:
-    return World(device=pick_device(device))
+def world(device: str) -> Processes:
+    return Processes(device=pick_device(device))
 
 
 def random_spec(preset: str, vocab: int, length: int, *, step_size: bool = False) -> VelocitySpec:

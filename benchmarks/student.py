@@ -265,7 +265,9 @@ def plan_of(settings: StudentBenchmark, batch: int, navigate: NavigateSettings |
     return TSDFMSettings(**common, compass=Path(), navigate=navigate, probe_every=0)
 
 
-def learner_of(settings: StudentBenchmark, plan: StudentSettings, pool: engine_graphs.Pool | None = None) -> Learner:
+def learner_of(
+    settings: StudentBenchmark, plan: StudentSettings, pool: engine_graphs.GraphMemory | None = None
+) -> Learner:
     """A student with fresh weights, its semi-teacher and, to navigate, a compass; recorded into `pool`, if given."""
     here = world(settings.device)
     spec = random_spec(settings.preset, settings.vocab, settings.length, step_size=True)

@@ -8,7 +8,7 @@ from tsdfm.compass.loss import nce, ordering, regularisation
 from tsdfm.compass.settings import CompassLoop, CompassSettings
 from tsdfm.compass.states import positive_times, walk
 from tsdfm.compass.task import CompassTask
-from tsdfm.engine.distributed import World
+from tsdfm.engine.distributed import Processes
 from tsdfm.flow import RowNoise, row_times
 from tsdfm.tokens.loader import Batch
 
@@ -60,7 +60,7 @@ def make_task(source, tmp_path, **settings):
     made = CompassSettings(
         tokens=tmp_path, teacher=tmp_path, out=tmp_path, negatives=4, loop=CompassLoop(batch=8), **settings
     )
-    task = CompassTask(made, compass_spec(source), make_negatives(source, make_teacher(source)), None, World())
+    task = CompassTask(made, compass_spec(source), make_negatives(source, make_teacher(source)), None, Processes())
     task.model.double()
     for p in task.model.parameters():
         torch.nn.init.normal_(p, std=0.3)

@@ -6,7 +6,7 @@ import torch
 from compass_parts import LENGTH, SHAPE, VOCAB, compass_spec, make_teacher, velocity_spec
 
 from tsdfm.compass.model import Compass
-from tsdfm.compass.network import EnergyNet, Pool, start_from_teacher
+from tsdfm.compass.network import AttentionPool, EnergyNet, start_from_teacher
 from tsdfm.compass.settings import CompassNet
 from tsdfm.errors import UserError
 from tsdfm.nn import parameters
@@ -52,7 +52,7 @@ def test_large_batches_are_scored_in_parts(monkeypatch):
 
 def test_the_pool_is_attention_from_a_learned_query():
     torch.manual_seed(0)
-    pool = Pool(SHAPE).double()
+    pool = AttentionPool(SHAPE).double()
     torch.nn.init.normal_(pool.norm.weight)
     x = torch.randn(3, LENGTH, SHAPE.width, dtype=torch.float64)
     # the plain form: keys K y and values V y at every position, one query a head, with K'q the folded vector

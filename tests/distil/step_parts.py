@@ -21,7 +21,7 @@ from tsdfm.compass.network import spec_from
 from tsdfm.compass.settings import CompassLoop, CompassOptim, CompassSettings, NegativeSettings
 from tsdfm.compass.task import CompassTask
 from tsdfm.distil.settings import NavigateSettings, StudentLoop, StudentOptim
-from tsdfm.engine.distributed import World
+from tsdfm.engine.distributed import Processes
 from tsdfm.engine.learner import Learner
 from tsdfm.engine.settings import LoopSettings, OptimSettings
 from tsdfm.flow import RowNoise
@@ -72,7 +72,7 @@ def student(policy: str, device: torch.device, **given: Any) -> Learner:
     net = by_formula(about.network(), 2.0).to(device).eval().requires_grad_(False)
     task = student_task(replace(plan, **given), SPEC, compass=Compass(about, net))
     by_formula(task.model)
-    return Learner(task, World(device=device), plan.loop, plan.optim)
+    return Learner(task, Processes(device=device), plan.loop, plan.optim)
 
 
 def teacher(device: torch.device) -> Learner:
@@ -84,7 +84,7 @@ def teacher(device: torch.device) -> Learner:
     )
     task = DFM.task(plan, replace(SPEC, step_size=False), None)
     by_formula(task.model)
-    return Learner(task, World(device=device), plan.loop, plan.optim)
+    return Learner(task, Processes(device=device), plan.loop, plan.optim)
 
 
 def compass(device: torch.device, **corrupt: Any) -> Learner:
@@ -97,7 +97,7 @@ def compass(device: torch.device, **corrupt: Any) -> Learner:
         loop=CompassLoop(batch=ROWS, steps=10, seed=4, precision="fp32"),
         optim=CompassOptim(lr=1e-3, warmup=1, ema=0.9),
     )
-    plain, world = replace(SPEC, step_size=False), World(device=device)
+    plain, world = replace(SPEC, step_size=False), Processes(device=device)
     net = by_formula(plain.network(), 1.0).to(device).eval().requires_grad_(False)
     judge = Velocity(plain, net, plain.flow_source(), plain.flow_schedule())
     about = spec_from(plain, replace(SHAPE, depth=1), "nce")

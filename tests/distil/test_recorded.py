@@ -20,8 +20,8 @@ from tsdfm.distil.midpoint import policy_from
 from tsdfm.distil.recorded import RecordedTarget, may_record
 from tsdfm.distil.settings import NavigateSettings
 from tsdfm.distil.stats import Stats
-from tsdfm.engine.distributed import World
-from tsdfm.engine.graphs import Pool, Recording, Routines
+from tsdfm.engine.distributed import Processes
+from tsdfm.engine.graphs import GraphMemory, Recording, Routines
 from tsdfm.engine.task import Context
 from tsdfm.flow import CumulativeJump, RowNoise
 
@@ -49,7 +49,7 @@ class ByHand(Routines):
 
 
 def by_hand(semi: Any) -> RecordedTarget:
-    made = RecordedTarget(semi, Pool())
+    made = RecordedTarget(semi, GraphMemory())
     made.routines = ByHand(semi, semi, made.pool)
     return made
 
@@ -145,12 +145,12 @@ def test_the_benchmarks_compare_both_ways(monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def test_a_target_is_recorded_where_it_was_asked_for_and_can_be() -> None:
-    def bound(pool: Pool | None, **given: Any) -> RecordedTarget | None:
+    def bound(pool: GraphMemory | None, **given: Any) -> RecordedTarget | None:
         task: Any = student("sequence-to-token", CPU, **given).task
-        task.bind(Context(ema=task.teacher.at(0), world=World(device=CPU), graphs=pool))
+        task.bind(Context(ema=task.teacher.at(0), world=Processes(device=CPU), graphs=pool))
         return task.rollout.recorded  # type: ignore[no-any-return]
 
-    pool = Pool()
+    pool = GraphMemory()
     made = bound(pool, record=True)
     assert made is not None
     assert made.pool is pool
@@ -214,7 +214,7 @@ class Cheap:
 def test_recordings_on_a_gpu_are_the_same_bits(name: str) -> None:
     device = torch.device("cuda")
     semi = by_formula(SPEC.network()).to(device).eval().requires_grad_(False)
-    mine, compass = RecordedTarget(semi, Pool()), Cheap()
+    mine, compass = RecordedTarget(semi, GraphMemory()), Cheap()
     jump = CumulativeJump(SPEC.flow_schedule(), SPEC.flow_source())
     for seed in range(24):
         x_t, t, h, numbers = given(seed)

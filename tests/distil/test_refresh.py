@@ -17,7 +17,7 @@ from tsdfm.compass.states import walk
 from tsdfm.distil.beyond.refresh import Refresher
 from tsdfm.distil.beyond.settings import RefreshSettings
 from tsdfm.distil.settings import NavigateSettings, StudentLoop, StudentOptim, StudentSettings
-from tsdfm.engine.distributed import World
+from tsdfm.engine.distributed import Processes
 from tsdfm.errors import UserError
 from tsdfm.flow import RowNoise
 from tsdfm.nn.velocity import load_velocity
@@ -80,7 +80,7 @@ def test_it_learns_to_tell_the_true_state_from_the_proposers_jumps(home: Path) -
         energies = refresher.compass.energy(x.flatten(0, 1)).view(x.shape[:2])
         return nce(energies[:, 0], energies[:, 1:]).mean().item()
 
-    world, first = World(rank=0, size=1, local_rank=0, device=torch.device("cpu")), contrast()
+    world, first = Processes(rank=0, size=1, local_rank=0, device=torch.device("cpu")), contrast()
     for step in range(60):
         assert refresher.due(step)
         more = torch.from_numpy(rows.take([(32 * step + i) % len(rows) for i in range(32)]).astype("int64"))

@@ -13,7 +13,7 @@ from tsdfm.distil.midpoint import policy_from
 from tsdfm.distil.settings import NavigateSettings, StudentLoop, StudentOptim, StudentSettings
 from tsdfm.distil.task import StudentTask
 from tsdfm.distil.times import is_large
-from tsdfm.engine.distributed import World
+from tsdfm.engine.distributed import Processes
 from tsdfm.engine.task import Context
 from tsdfm.errors import UserError
 from tsdfm.flow import RowNoise, generalised_kl
@@ -41,7 +41,7 @@ def task_of(source: str = "uniform", **given: Any) -> StudentTask:
     teacher = Velocity(plain, stirred(plain, seed=8).requires_grad_(False), spec.flow_source(), spec.flow_schedule())
     task = student_task(student_settings(**{**SETTINGS, **given}), spec, teacher=teacher, compass=COMPASS)
     task.model = stirred(spec, seed=1)
-    task.bind(Context(ema=stirred(spec, seed=2).eval().requires_grad_(False), world=World()))
+    task.bind(Context(ema=stirred(spec, seed=2).eval().requires_grad_(False), world=Processes()))
     return task
 
 

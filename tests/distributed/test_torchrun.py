@@ -15,11 +15,11 @@ import torch
 import toy_training
 from toy_training import train
 
-from tsdfm.engine.distributed import World
+from tsdfm.engine.distributed import Processes
 from tsdfm.engine.log import read_metrics
 from tsdfm.store.checkpoint import Store, load_weights, read_state
 
-ALONE = World()
+ALONE = Processes()
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 TASK = {"semi": True}  # the averaged model is evaluated inside the loss, as in distillation
 KINDS = ("ddp", "fsdp")

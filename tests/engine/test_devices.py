@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tsdfm.engine import distributed
-from tsdfm.engine.distributed import World, join, pick_device
+from tsdfm.engine.distributed import Processes, join, pick_device
 from tsdfm.errors import UserError
 
 
@@ -17,7 +17,7 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="no CUDA device"):
         pick_device("cuda")
     with join("auto") as world:
-        assert world == World()
+        assert world == Processes()
 
 
 def test_a_gpu_that_does_not_start_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

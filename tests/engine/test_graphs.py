@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tsdfm.engine import graphs
-from tsdfm.engine.graphs import Pool, Recording, Replayed, Trained, alike, keeping
+from tsdfm.engine.graphs import GraphMemory, Recording, Replayed, Trained, alike, keeping
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="records CUDA graphs")
 
@@ -155,7 +155,7 @@ def test_a_replay_keeps_what_its_step_works_on() -> None:
 @needs_gpu
 def test_recordings_are_the_same_bits() -> None:
     model = net().cuda()
-    pool = Pool()
+    pool = GraphMemory()
     mine, trained = Replayed(model.forward, model, pool), Trained(model.forward, model, pool)
     for n in range(4):
         x = torch.randn(5, 3, device="cuda", generator=torch.Generator("cuda").manual_seed(n))

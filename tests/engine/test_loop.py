@@ -14,13 +14,13 @@ import torch
 import toy_training
 from toy_training import Denoise, Net, train
 
-from tsdfm.engine.distributed import World
+from tsdfm.engine.distributed import Processes
 from tsdfm.engine.log import Display, Metrics, duration, read_metrics, short
 from tsdfm.errors import UserError
 from tsdfm.store.checkpoint import Store, load_weights, read_state
 from tsdfm.store.manifest import read_manifest
 
-ALONE = World()
+ALONE = Processes()
 CLOCK = {"seconds", "tokens_per_s"}
 
 
@@ -117,7 +117,7 @@ def test_rows_that_do_not_divide_are_refused(tmp_path: Path, loop: dict[str, Any
     with pytest.raises(UserError, match="does not divide"):
         train(tmp_path, ALONE, loop=loop)
     with pytest.raises(UserError, match="cannot be shared equally"):
-        train(tmp_path, World(size=3), loop={})
+        train(tmp_path, Processes(size=3), loop={})
 
 
 def test_non_finite_steps_are_skipped_and_counted(tmp_path: Path) -> None:
@@ -370,7 +370,7 @@ def test_tensorboard_gets_every_value(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_data_that_ends_early_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[bool] = []
 
-    def short_feed(step: int, batch: int, world: World) -> Any:
+    def short_feed(step: int, batch: int, world: Processes) -> Any:
         try:
             yield toy_training.rows_at(step, batch, 0, 1)
         finally:

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from tsdfm.engine.distributed import World
+from tsdfm.engine.distributed import Processes
 from tsdfm.engine.meters import Meters
 
 GOOD, BAD = torch.tensor(False), torch.tensor(True)
 
 
-def world() -> World:
-    return World(device=torch.device("cpu"))
+def world() -> Processes:
+    return Processes(device=torch.device("cpu"))
 
 
 def values(**given: float) -> dict[str, Tensor]:

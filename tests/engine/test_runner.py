@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 from toy_training import Denoise, Net, train
 
-from tsdfm.engine.distributed import World
-from tsdfm.engine.graphs import Pool, Replayed, Trained
+from tsdfm.engine.distributed import Processes
+from tsdfm.engine.graphs import GraphMemory, Replayed, Trained
 from tsdfm.engine.learner import Learner
 from tsdfm.engine.log import read_metrics
 from tsdfm.engine.runner import Compiled, Runner, body_of, is_recorded, quickened, wrapped
@@ -116,7 +116,7 @@ def test_a_compiler_that_fails_is_done_without(recwarn: pytest.WarningsRecorder)
 
 
 def test_a_frozen_network_is_quickened_once(compiler: CompileCounter) -> None:
-    net, pool = ddit(), Pool()
+    net, pool = ddit(), GraphMemory()
     recorded, compiled = quickened(net, pool), quickened(net, None)
     assert is_recorded(recorded)
     assert not is_recorded(compiled)
@@ -134,8 +134,8 @@ def test_compiled_training_is_the_training_and_leaves_the_network_alone(
 ) -> None:
     task = Denoise(Net(dropout=dropout), semi=True)
     own = {**vars(task.model)}.keys()
-    mine = train(tmp_path / "mine", World(), made=task, loop={"compile": True})
-    theirs = train(tmp_path / "theirs", World(), net={"dropout": dropout}, task={"semi": True})
+    mine = train(tmp_path / "mine", Processes(), made=task, loop={"compile": True})
+    theirs = train(tmp_path / "theirs", Processes(), net={"dropout": dropout}, task={"semi": True})
     assert compiler.frame_count > 0
     assert [line["loss"] for line in read_metrics(tmp_path / "mine", "train")] == pytest.approx(
         [line["loss"] for line in read_metrics(tmp_path / "theirs", "train")], rel=1e-6
@@ -150,9 +150,9 @@ def test_compiled_training_is_the_training_and_leaves_the_network_alone(
     assert isinstance(task.context.ema, Runner)
 
 
-def learner(net: nn.Module, pool: Pool | None = None, **loop: Any) -> Learner:
+def learner(net: nn.Module, pool: GraphMemory | None = None, **loop: Any) -> Learner:
     settings = LoopSettings(batch=8, device="cpu", **loop)
-    return Learner(Denoise(net), World(), settings, OptimSettings(ema=0.9), pool=pool)
+    return Learner(Denoise(net), Processes(), settings, OptimSettings(ema=0.9), pool=pool)
 
 
 def test_which_network_gets_which_body() -> None:
@@ -160,7 +160,7 @@ def test_which_network_gets_which_body() -> None:
     assert plain.model is plain.runner is plain.plain
     assert plain.ema is not None
     assert plain.average is plain.ema.module
-    pool = Pool()
+    pool = GraphMemory()
     made = learner(Net(), pool)
     assert isinstance(made.runner, Runner)
     assert isinstance(made.average, Runner)

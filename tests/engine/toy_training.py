@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tsdfm.engine.distributed import World, join
+from tsdfm.engine.distributed import Processes, join
 from tsdfm.engine.loop import fit
 from tsdfm.engine.settings import LoopSettings, OptimSettings
 from tsdfm.engine.task import Context, Record
@@ -116,13 +116,13 @@ def rows_at(step: int, batch: int, rank: int, world: int) -> Batch:
     return Batch(tokens, rows)
 
 
-def feed(step: int, batch: int, world: World) -> Iterator[Batch]:
+def feed(step: int, batch: int, world: Processes) -> Iterator[Batch]:
     while True:
         yield rows_at(step, batch, world.rank, world.size)
         step += 1
 
 
-def train(out: Path, world: World, **given: Any) -> Path:
+def train(out: Path, world: Processes, **given: Any) -> Path:
     """`fit` on the toy, with `loop`, `optim`, `task`, `net` and `resume` as overrides."""
     torch.set_num_threads(1)
     loop = build(LoopSettings, LOOP | given.get("loop", {}))

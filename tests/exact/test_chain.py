@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from posterior import Posterior
 
 from tsdfm.flow.jump import CumulativeJump, EulerJump
 from tsdfm.flow.noise import RowNoise
-from tsdfm.flow.path import Posterior
 from tsdfm.flow.schedule import Cosine, Polynomial, Schedule
 from tsdfm.flow.solver import Step, grid, solve
 from tsdfm.flow.source import Mask, Source, Uniform

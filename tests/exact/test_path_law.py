@@ -7,9 +7,10 @@ import math
 
 import pytest
 import torch
+from posterior import Posterior
 
 from tsdfm.flow.noise import RowNoise
-from tsdfm.flow.path import Posterior, interpolate
+from tsdfm.flow.path import interpolate
 from tsdfm.flow.schedule import Cosine, Polynomial, Schedule
 from tsdfm.flow.source import Mask, Source, Uniform
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tsdfm.judges.windows import Pass, batches, passes
+from tsdfm.judges.windows import Window, batches, windows
 
 
 @pytest.mark.parametrize("length", [0, 1, 2, 7, 8, 9, 12, 13, 40, 41])
@@ -12,7 +12,7 @@ from tsdfm.judges.windows import Pass, batches, passes
 def test_each_token_is_scored_once_in_context(length: int, first: int) -> None:
     tokens, context, stride = list(range(100, 100 + length)), 8, 4
     scored: list[int] = []
-    for one in passes(3, tokens, first, context, stride):
+    for one in windows(3, tokens, first, context, stride):
         assert one.text == 3
         assert 1 <= len(one.tokens) <= context
         assert 1 <= one.first < len(one.tokens)
@@ -25,12 +25,12 @@ def test_each_token_is_scored_once_in_context(length: int, first: int) -> None:
 
 
 def test_windows_by_hand() -> None:
-    found = [(list(p.tokens), p.first) for p in passes(0, "abcdefghij", 1, 4, 2)]  # type: ignore[arg-type]
+    found = [(list(p.tokens), p.first) for p in windows(0, "abcdefghij", 1, 4, 2)]  # type: ignore[arg-type]
     assert found == [(list("abcd"), 1), (list("cdef"), 2), (list("efgh"), 2), (list("ghij"), 2)]
 
 
 def test_batches_hold_all_passes_within_their_room() -> None:
-    work = [Pass(i, [0] * n, 1) for i, n in enumerate((3, 9, 2, 9, 5, 30, 1))]
+    work = [Window(i, [0] * n, 1) for i, n in enumerate((3, 9, 2, 9, 5, 30, 1))]
     made = list(batches(work, room=18))
     assert sorted(p.text for batch in made for p in batch) == list(range(7))
     assert [len(batch[0].tokens) for batch in made] == sorted((len(b[0].tokens) for b in made), reverse=True)

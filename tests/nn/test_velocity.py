@@ -13,7 +13,7 @@ from tiny_nets import save_run, tiny_shape, tiny_spec, tiny_velocity
 from tsdfm.errors import UserError
 from tsdfm.flow import Mask, Uniform
 from tsdfm.flow.schedule import Cosine
-from tsdfm.nn.velocity import VelocitySpec, as_model, load_velocity, read_spec, run_folder
+from tsdfm.nn.velocity import VelocitySpec, as_model, load_velocity, run_folder, spec_in
 from tsdfm.settings import build
 from tsdfm.store.files import file_sha256, write_json
 from tsdfm.store.manifest import read_manifest, write_manifest
@@ -31,7 +31,7 @@ def test_spec_round_trip(tmp_path: Path, given: dict[str, Any]) -> None:
     spec = tiny_spec(**given)
     assert build(VelocitySpec, json.loads(json.dumps(spec.plain()))) == spec
     write_manifest(tmp_path, stage="teacher", settings=None, inputs={}, extra={"model": spec.plain()})
-    assert read_spec(tmp_path) == spec
+    assert spec_in(read_manifest(tmp_path), tmp_path) == spec
 
 
 def test_spec_makes_its_parts() -> None:
@@ -63,9 +63,9 @@ def test_what_may_differ() -> None:
 def test_a_folder_without_a_network(tmp_path: Path) -> None:
     write_manifest(tmp_path, stage="tokens", settings=None, inputs={})
     with pytest.raises(UserError, match=r"holds no velocity network .*'tokens'"):
-        read_spec(tmp_path)
+        spec_in(read_manifest(tmp_path), tmp_path)
     with pytest.raises(UserError, match="no folder"):
-        read_spec(tmp_path / "nowhere")
+        spec_in(read_manifest(tmp_path / "nowhere"), tmp_path / "nowhere")
 
 
 def test_load_a_run(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 import toy_training
 
-from tsdfm.engine.distributed import World
+from tsdfm.engine.distributed import Processes
 from tsdfm.engine.log import read_metrics
 from tsdfm.errors import UserError
 from tsdfm.store import checkpoint
@@ -47,7 +47,7 @@ def test_tied_weights_are_saved_twice_not_refused(tmp_path: Path) -> None:
     from tsdfm.engine.gather import gather
 
     w = torch.randn(2, 2)
-    Store(tmp_path).save(1, {"model": gather({"a": w, "b": w, "c": w.t()}, World())}, {}, {})
+    Store(tmp_path).save(1, {"model": gather({"a": w, "b": w, "c": w.t()}, Processes())}, {}, {})
     found = load_weights(tmp_path, "model")
     assert torch.equal(found["a"], w)
     assert torch.equal(found["b"], w)
@@ -168,8 +168,8 @@ def test_kill_9_while_saving_leaves_the_last_good_one_and_resume_is_bitwise(
     for step in left:
         for name in read_state(store.at(step))["files"]:
             verify(store.at(step), name)
-    resumed = toy_training.train(tmp_path / "killed", World(), resume=True, **given)
-    unbroken = toy_training.train(tmp_path / "unbroken", World(), **given)
+    resumed = toy_training.train(tmp_path / "killed", Processes(), resume=True, **given)
+    unbroken = toy_training.train(tmp_path / "unbroken", Processes(), **given)
     assert same_tensors(resumed, unbroken)
     assert not list((tmp_path / "killed" / "checkpoints").glob(".tmp-*"))
     assert losses(tmp_path / "killed") == losses(tmp_path / "unbroken")

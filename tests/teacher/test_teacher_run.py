@@ -17,13 +17,13 @@ from training import DFM
 from training import train as run
 from tsdfm.corpus.run import run as make_corpus
 from tsdfm.corpus.settings import CorpusSettings
-from tsdfm.engine.distributed import World
+from tsdfm.engine.distributed import Processes
 from tsdfm.engine.settings import LoopSettings, OptimSettings
 from tsdfm.engine.task import Context
 from tsdfm.errors import UserError
 from tsdfm.methods.dfm import DFMSettings
 from tsdfm.nn.settings import NetSettings
-from tsdfm.nn.velocity import read_spec
+from tsdfm.nn.velocity import spec_in
 from tsdfm.store.checkpoint import load_weights
 from tsdfm.store.files import file_sha256, write_json
 from tsdfm.store.manifest import read_manifest
@@ -60,8 +60,8 @@ def lines(out: Path, kind: str) -> list[dict[str, Any]]:
 
 def knowing_nothing(settings: DFMSettings) -> float:
     """The bound of a fresh network, whose logits are all zero."""
-    task = DFM.task(settings, read_spec(settings.out), TokenRows(settings.tokens, "valid"))
-    task.bind(Context(ema=None, world=World()))
+    task = DFM.task(settings, spec_in(read_manifest(settings.out), settings.out), TokenRows(settings.tokens, "valid"))
+    task.bind(Context(ema=None, world=Processes()))
     return task.evaluate(task.model.eval(), 0)["elbo"]
 
 
@@ -93,7 +93,7 @@ def test_it_leaves_a_model(trained: DFMSettings) -> None:
     assert manifest["stage"] == "teacher"
     assert manifest["finished"] is True
     assert manifest["seed"] == 3
-    spec = read_spec(trained.out)
+    spec = spec_in(read_manifest(trained.out), trained.out)
     assert (spec.source, spec.length, spec.anchor, spec.step_size) == (trained.source, 56, 1, False)
     made = tsdfm.load(trained.out, "cpu").sample(n=2, steps=4, prefix="Mia has")
     assert all(text.startswith("Mia has") for text in made.texts)

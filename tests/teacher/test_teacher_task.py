@@ -13,7 +13,7 @@ from hypothesis import given as hypothesis_given
 from hypothesis import strategies as st
 
 from training import DFM
-from tsdfm.engine.distributed import World
+from tsdfm.engine.distributed import Processes
 from tsdfm.engine.settings import LoopSettings
 from tsdfm.engine.task import Context
 from tsdfm.errors import UserError
@@ -187,7 +187,7 @@ def test_the_held_out_bound(tokens: Path, source: str) -> None:
     loop = LoopSettings(seed=5, batch=4)
     settings = DFMSettings(tokens=tokens, out=Path("o"), net=NET, loop=loop, source=source, eval_rows=9, eval_times=3)
     task = DFM.task(settings, spec_for(settings, TokenRows(tokens, "train"), DFM), rows)
-    task.bind(Context(ema=None, world=World()))
+    task.bind(Context(ema=None, world=Processes()))
     found = task.evaluate(task.model.eval(), 0)
     vocab, last = rows.vocab_size, 1 - 1e-5
     picks = [i * len(rows) // 9 for i in range(9)]  # spread over the split
@@ -214,7 +214,7 @@ def test_the_bound_does_not_depend_on_the_batch(tokens: Path) -> None:
         settings = DFMSettings(tokens=tokens, out=Path("o"), net=NET, loop=loop, eval_rows=7, eval_times=2)
         task = DFM.task(settings, spec_for(settings, TokenRows(tokens, "train"), DFM), rows)
         torch.nn.init.normal_(task.model.head.weight, generator=torch.Generator().manual_seed(0))
-        task.bind(Context(ema=None, world=World()))
+        task.bind(Context(ema=None, world=Processes()))
         values.append(task.evaluate(task.model.double().eval(), 0))
     assert values[1] == pytest.approx(values[0], rel=1e-9)
     assert values[2] == pytest.approx(values[0], rel=1e-9)

@@ -37,7 +37,7 @@ class EnergyNet(nn.Module):
         self.constant = nn.Parameter(torch.randn(shape.cond))
         self.rotary = Rotary(shape.width // shape.heads)
         self.blocks = nn.ModuleList(Block(shape, fuse=False) for _ in range(shape.depth))
-        self.pool = Pool(shape)
+        self.pool = AttentionPool(shape)
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = at_places(self.embedding(x), self.places)
@@ -52,7 +52,7 @@ class EnergyNet(nn.Module):
         return energy
 
 
-class Pool(nn.Module):
+class AttentionPool(nn.Module):
     """Attention from a learned query to all positions, then a two-layer MLP to a scalar. [B, L, D] → [B].
 
     With a learned query the scores q·(K x) are linear in x, and mixing commutes with the value map, so keys fold into

@@ -22,7 +22,7 @@ from tsdfm.compass.network import CompassSpec
 from tsdfm.compass.settings import CompassSettings, RatioSettings
 from tsdfm.compass.states import walk
 from tsdfm.compass.task import shares
-from tsdfm.engine.distributed import World
+from tsdfm.engine.distributed import Processes
 from tsdfm.flow import RowNoise, row_times
 from tsdfm.nn.velocity import Velocity
 from tsdfm.tokens.loader import Batch
@@ -46,7 +46,7 @@ class RatioTask:
         proposer: Velocity,
         negatives: Negatives,
         valid: TokenRows | None,
-        world: World,
+        world: Processes,
     ) -> None:
         self.settings, self.spec, self.proposer, self.world = settings, spec, proposer, world
         self.seed = settings.loop.seed

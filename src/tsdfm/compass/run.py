@@ -10,7 +10,7 @@ from tsdfm.compass.network import CompassSpec, EnergyNet, spec_from, start_from_
 from tsdfm.compass.ratio import RatioTask
 from tsdfm.compass.settings import CompassSettings
 from tsdfm.compass.task import CompassTask, make_negatives
-from tsdfm.engine.distributed import World, join
+from tsdfm.engine.distributed import Processes, join
 from tsdfm.engine.rows import train_rows
 from tsdfm.engine.task import Record
 from tsdfm.errors import UserError
@@ -41,7 +41,7 @@ def run(settings: CompassSettings) -> Path:
 
 
 def task_for(
-    settings: CompassSettings, spec: CompassSpec, teacher: Velocity, rows: TokenRows, world: World
+    settings: CompassSettings, spec: CompassSpec, teacher: Velocity, rows: TokenRows, world: Processes
 ) -> CompassTask | RatioTask:
     """The objective these settings ask for."""
     negatives = make_negatives(settings.corrupt, rows, spec, teacher, settings.t_floor, world.device)

@@ -20,7 +20,7 @@ from tsdfm.compass.negatives import Kit, Negatives, by_strategy
 from tsdfm.compass.network import CompassSpec
 from tsdfm.compass.settings import CompassSettings, NegativeSettings
 from tsdfm.compass.states import positive_times, walk
-from tsdfm.engine.distributed import World
+from tsdfm.engine.distributed import Processes
 from tsdfm.engine.runner import quickened
 from tsdfm.engine.task import Context
 from tsdfm.flow import RowNoise
@@ -48,7 +48,12 @@ class CompassTask:
     """What the training loop asks for, under objective `nce`."""
 
     def __init__(
-        self, settings: CompassSettings, spec: CompassSpec, negatives: Negatives, valid: TokenRows | None, world: World
+        self,
+        settings: CompassSettings,
+        spec: CompassSpec,
+        negatives: Negatives,
+        valid: TokenRows | None,
+        world: Processes,
     ) -> None:
         self.settings, self.spec, self.negatives, self.world = settings, spec, negatives, world
         self.seed = settings.loop.seed
@@ -119,7 +124,7 @@ def scores(sums: Mapping[str, float], negatives: Negatives, processes: int = 1) 
     return {**out, "strategy_acc": overall, "smooth_pct": smooth, "score": score, "shortfall": shortfall}
 
 
-def shares(settings: CompassSettings, world: World) -> Iterator[Tensor]:
+def shares(settings: CompassSettings, world: Processes) -> Iterator[Tensor]:
     """This process's questions, in parts of as many rows as a training step has; equally many on every process."""
     count = max(1, settings.eval_rows // world.size)
     size = min(settings.loop.micro or settings.loop.batch, settings.loop.batch // world.size)

@@ -12,7 +12,7 @@ from tsdfm.distil.chain import Heads
 from tsdfm.distil.midpoint import near
 from tsdfm.distil.parts import States
 from tsdfm.distil.settings import StudentSettings
-from tsdfm.engine.distributed import World
+from tsdfm.engine.distributed import Processes
 from tsdfm.errors import UserError
 from tsdfm.flow import Schedule
 from tsdfm.flow.loss import LAST_TIME
@@ -53,7 +53,7 @@ class FromTeacher:
         return Divergence(Target([hidden], (1.0,), *heads.parts()), self.reverse), torch.ones_like(t)
 
 
-def frozen_teacher(settings: StudentSettings, spec: VelocitySpec, world: World) -> FromTeacher | None:
+def frozen_teacher(settings: StudentSettings, spec: VelocitySpec, world: Processes) -> FromTeacher | None:
     """The frozen teacher, where the smallest step learns from it."""
     if settings.target != "teacher":
         return None

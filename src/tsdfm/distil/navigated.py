@@ -17,7 +17,7 @@ from tsdfm.distil.midpoint import Energy, Policy, policy_from
 from tsdfm.distil.parts import Teacher
 from tsdfm.distil.settings import NavigateSettings
 from tsdfm.distil.stats import Stats
-from tsdfm.engine.distributed import World
+from tsdfm.engine.distributed import Processes
 from tsdfm.engine.runner import quickened
 from tsdfm.engine.task import Context
 from tsdfm.nn.velocity import VelocitySpec
@@ -46,7 +46,7 @@ class NavigatedChain(Chain):
         self.refresher: Refresher | None = None
 
     def bind(self, context: Context, teacher: Teacher) -> None:
-        self.world: World = context.world
+        self.world: Processes = context.world
         if self.own.refresh.every:
             assert isinstance(self.compass, Compass)  # the settings see to it
             self.refresher = Refresher(self.compass, self.own.refresh, self.spec, self.settings.loop.seed)

@@ -17,7 +17,7 @@ from tsdfm import kernels
 from tsdfm.distil.chain import Estimator, Heads, chain, host_side, pack, unpack
 from tsdfm.distil.midpoint import Blind, Navigated, Policy, near
 from tsdfm.distil.stats import Stats
-from tsdfm.engine.graphs import Pool, Routines
+from tsdfm.engine.graphs import GraphMemory, Routines
 from tsdfm.flow import RowNoise
 from tsdfm.kernels.fused import Target, compute_dtype
 from tsdfm.kernels.head import Head, padded
@@ -39,7 +39,7 @@ class RecordedTarget:
     """`target_of` for one semi-teacher, whose weights and head are only ever changed in place."""
 
     semi: nn.Module
-    pool: Pool
+    pool: GraphMemory
     routines: Routines = field(init=False)
     head: Head | None = None
 

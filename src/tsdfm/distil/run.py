@@ -10,14 +10,14 @@ from tsdfm.distil.parts import Floor, Parts, Rollout, Teacher, Times
 from tsdfm.distil.settings import StudentSettings
 from tsdfm.distil.start import start_from
 from tsdfm.distil.task import StudentTask
-from tsdfm.engine.distributed import World, join
+from tsdfm.engine.distributed import Processes, join
 from tsdfm.engine.rows import train_rows
 from tsdfm.engine.task import Record
 from tsdfm.flow import Bound
 from tsdfm.nn.ddit import DDiT
 from tsdfm.nn.velocity import VelocitySpec, check_rows, spec_in
 from tsdfm.settings import to_dict
-from tsdfm.store.bundle import Found, find_weights, on_disk
+from tsdfm.store.bundle import FoundWeights, find_weights, on_disk
 from tsdfm.store.checkpoint import Store, read_state
 from tsdfm.store.manifest import input_sha256
 from tsdfm.tokens.loader import with_numbers
@@ -39,11 +39,11 @@ class Distils(Protocol):
 
     def times(self, settings: Any) -> Times: ...
 
-    def teacher(self, settings: Any, spec: VelocitySpec, world: World) -> Teacher: ...
+    def teacher(self, settings: Any, spec: VelocitySpec, world: Processes) -> Teacher: ...
 
-    def rollout(self, settings: Any, spec: VelocitySpec, world: World) -> Rollout: ...
+    def rollout(self, settings: Any, spec: VelocitySpec, world: Processes) -> Rollout: ...
 
-    def floor(self, settings: Any, spec: VelocitySpec, world: World) -> Floor: ...
+    def floor(self, settings: Any, spec: VelocitySpec, world: Processes) -> Floor: ...
 
     def inputs(self, settings: Any) -> dict[str, Path]: ...
 
@@ -68,7 +68,7 @@ def train(settings: StudentSettings, method: Distils) -> Path:
 
 
 def task_for(
-    settings: StudentSettings, spec: VelocitySpec, method: Distils, world: World, valid: TokenRows | None
+    settings: StudentSettings, spec: VelocitySpec, method: Distils, world: Processes, valid: TokenRows | None
 ) -> StudentTask:
     """What the training loop is given."""
     parts = Parts(
@@ -81,7 +81,7 @@ def task_for(
     return StudentTask(settings, spec, valid, parts, method.bound())
 
 
-def start_of(settings: StudentSettings) -> Found:
+def start_of(settings: StudentSettings) -> FoundWeights:
     """What the student starts from: the averaged weights of a run, or a bundle's (its student's, or FOLDER/teacher)."""
     return find_weights(settings.init_from, settings.START, which="ema", choose="newest")
 
@@ -93,7 +93,7 @@ def spec_for(settings: StudentSettings, origin: VelocitySpec, method: Distils) -
     return replace(origin, shape=shape, **method.words())
 
 
-def begin(task: StudentTask, settings: StudentSettings, origin: Found) -> None:
+def begin(task: StudentTask, settings: StudentSettings, origin: FoundWeights) -> None:
     """The weights of step 0: the averaged ones of what the student starts from."""
     assert isinstance(task.model, DDiT)
     known = spec_in(origin.manifest, origin.place).step_size

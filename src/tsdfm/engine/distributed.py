@@ -36,7 +36,7 @@ GPUS = Path("/dev")  # where a driver puts nvidia0, nvidia1, …
 
 
 @dataclass(frozen=True)
-class World:
+class Processes:
     """This process among its peers. `control` is a CPU group for small agreements, which then never wait for a GPU."""
 
     rank: int = 0
@@ -125,7 +125,7 @@ def gpu_does_not_start() -> bool:
 
 
 @contextlib.contextmanager
-def join(device: str = "auto") -> Iterator[World]:
+def join(device: str = "auto") -> Iterator[Processes]:
     """Join the processes torchrun started (its environment variables say so), and part from them in the end."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -133,14 +133,14 @@ def join(device: str = "auto") -> Iterator[World]:
     if place.type == "cuda":
         torch.cuda.set_device(place)
     if size == 1:
-        yield World(device=place)
+        yield Processes(device=place)
         return
     ours = not dist.is_initialized()
     if ours:
         _connect("nccl" if place.type == "cuda" else "gloo")
     try:
         control = dist.new_group(backend="gloo")
-        yield World(dist.get_rank(), dist.get_world_size(), local_rank, place, control)
+        yield Processes(dist.get_rank(), dist.get_world_size(), local_rank, place, control)
     finally:
         if ours:
             dist.destroy_process_group()
@@ -162,7 +162,7 @@ def _connect(backend: str) -> None:
     dist.init_process_group(backend, store=own, rank=rank, world_size=size)
 
 
-def broadcast_weights(model: nn.Module, world: World) -> None:
+def broadcast_weights(model: nn.Module, world: Processes) -> None:
     """Start every process from process 0's weights, whatever each one drew."""
     if world.size > 1:
         with torch.no_grad():
@@ -170,7 +170,7 @@ def broadcast_weights(model: nn.Module, world: World) -> None:
                 dist.broadcast(tensor.data, src=0)
 
 
-def wrap(model: nn.Module, world: World, parallel: str, *, bf16: bool) -> nn.Module:
+def wrap(model: nn.Module, world: Processes, parallel: str, *, bf16: bool) -> nn.Module:
     """The module to call in training: `model` itself alone, DDP around it, or `model` sharded in place (FSDP2)."""
     if world.size == 1:
         return model
@@ -182,7 +182,7 @@ def wrap(model: nn.Module, world: World, parallel: str, *, bf16: bool) -> nn.Mod
     return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, **still)
 
 
-def shard(model: nn.Module, world: World, *, bf16: bool, hold_root: bool | None = None) -> nn.Module:
+def shard(model: nn.Module, world: Processes, *, bf16: bool, hold_root: bool | None = None) -> nn.Module:
     """Shard parameters, gradients and optimiser state over all processes, one group for each of `model.blocks`.
 
     Only the blocks travel as bf16. What is left in the root (embeddings, the conditioning of t and h, the head) stays
@@ -228,7 +228,7 @@ class Agreement:
     Each step starts the sum over processes and reads the one started a step before, so that nobody waits.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Processes) -> None:
         self.world = world
         self._pending: tuple[dist.Work, Tensor] | None = None
 

@@ -13,13 +13,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from tsdfm.engine.distributed import World
+from tsdfm.engine.distributed import Processes
 
-Reader = Callable[[str], Tensor]
+ReadTensor = Callable[[str], Tensor]
 
 
 @torch.no_grad()
-def gather(tensors: Mapping[str, Tensor], world: World) -> dict[str, Tensor]:
+def gather(tensors: Mapping[str, Tensor], world: Processes) -> dict[str, Tensor]:
     """Whole copies in CPU memory on process 0; an empty dict elsewhere. Every process must call it."""
     whole: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -31,7 +31,7 @@ def gather(tensors: Mapping[str, Tensor], world: World) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def scatter(tensors: Mapping[str, Tensor], read: Reader | None, world: World) -> None:
+def scatter(tensors: Mapping[str, Tensor], read: ReadTensor | None, world: Processes) -> None:
     """Fill `tensors` in place with the whole ones that `read(name)` gives on process 0 (it may be None elsewhere)."""
     for name, tensor in tensors.items():
         whole = read(name) if read is not None else torch.empty(tensor.shape)

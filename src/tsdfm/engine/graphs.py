@@ -8,7 +8,7 @@ than the device, which then waits. A replay runs the very kernels that were reco
     Routines   functions with several results that differ by what the host has decided, without gradients
 
 All run the function itself wherever a replay would not be safe, and for good if recording should fail: they never
-change a result, only the time it takes. Graphs of one `Pool` share memory: none of them runs between a `Trained`
+change a result, only the time it takes. Graphs of one `GraphMemory` share memory: none of them runs between a `Trained`
 forward and its backward.
 """
 
@@ -57,7 +57,7 @@ def renew_generator() -> None:
     """Let the device's random numbers be drawn again after a recording broke off: its generator still waits for it.
 
     Its copy does not, and has its seed and place. Recordings that were made before draw from the old one, so they are
-    made anew (`Pool.failures`).
+    made anew (`GraphMemory.failures`).
     """
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         own = torch.cuda.default_generators[torch.cuda.current_device()]
@@ -65,7 +65,7 @@ def renew_generator() -> None:
 
 
 @dataclass
-class Pool:
+class GraphMemory:
     """Memory that graphs share, made when the first of them is recorded."""
 
     handle: Any = None
@@ -107,7 +107,7 @@ class _Base:
 
     fn: Callable[..., Tensor]
     module: nn.Module
-    pool: Pool = field(default_factory=Pool)
+    pool: GraphMemory = field(default_factory=GraphMemory)
     most: int = MOST
     made: dict[Any, Any] = field(default_factory=dict)
     seen: dict[Any, int] = field(default_factory=dict)
@@ -255,7 +255,7 @@ class _Both:
     by_output: Tensor
     params: list[Tensor]
     grads: list[Tensor]
-    pool: Pool
+    pool: GraphMemory
 
 
 @dataclass

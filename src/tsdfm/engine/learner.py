@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tsdfm.engine.distributed import World, broadcast_weights, gradients, release, shard, wrap
+from tsdfm.engine.distributed import Processes, broadcast_weights, gradients, release, shard, wrap
 from tsdfm.engine.ema import Ema
 from tsdfm.engine.gather import gather, scatter
-from tsdfm.engine.graphs import Pool, Replayed, Trained
+from tsdfm.engine.graphs import GraphMemory, Replayed, Trained
 from tsdfm.engine.optim import Optimiser, lr_at
 from tsdfm.engine.precision import autocast, seed_step, use_bf16
 from tsdfm.engine.runner import Compiled, body_of, compile_blocks, has_end, wrapped
@@ -33,7 +33,7 @@ class Learner:
     """
 
     def __init__(
-        self, task: Task, world: World, loop: LoopSettings, optim: OptimSettings, *, pool: Pool | None = None
+        self, task: Task, world: Processes, loop: LoopSettings, optim: OptimSettings, *, pool: GraphMemory | None = None
     ) -> None:
         self.task, self.world, self.loop, self.optim = task, world, loop, optim
         self.bf16 = use_bf16(loop.precision, world.device)
@@ -42,7 +42,7 @@ class Learner:
         self.ema = Ema(self.plain, optim.ema, warmup=optim.ema_warmup) if optim.ema > 0 else None
         self.sharded = world.size > 1 and loop.parallel == "fsdp"
         if pool is None and loop.compile and loop.graphs and world.device.type == "cuda" and not self.sharded:
-            pool = Pool()
+            pool = GraphMemory()
         self.pool = pool
         self.runner = self._runner(self.plain, Trained if world.size == 1 and loop.micro is None else None)
         self.average = self._runner(self.ema.module, Replayed) if self.ema is not None else None

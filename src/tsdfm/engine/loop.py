@@ -22,7 +22,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tsdfm.engine.distributed import Agreement, World
+from tsdfm.engine.distributed import Agreement, Processes
 from tsdfm.engine.learner import Learner
 from tsdfm.engine.log import Log, Stopwatch
 from tsdfm.engine.meters import Meters
@@ -42,7 +42,7 @@ def fit(
     task: Task,
     feed: Feed,
     *,
-    world: World,
+    world: Processes,
     loop: LoopSettings,
     optim: OptimSettings,
     out: Path,
@@ -58,7 +58,7 @@ def fit(
     store = Store(out, loop.keep)
     start = world.same(world.on_main(lambda: opening(store, resume)) or 0)
     manifest = world.on_main(lambda: describe_run(record)) or {}
-    run = Run(task, world, loop, optim, store, manifest, record.identity)
+    run = TrainingRun(task, world, loop, optim, store, manifest, record.identity)
     run.usual = defaults(type(record.settings)) if is_dataclass(record.settings) else {}
     if start:
         run.restore(store.at(start))
@@ -72,7 +72,7 @@ def describe_run(record: Record) -> dict[str, Any]:
     )
 
 
-def check_batch(loop: LoopSettings, world: World) -> None:
+def check_batch(loop: LoopSettings, world: Processes) -> None:
     """Every process takes the same number of rows, in whole micro-batches."""
     if loop.batch % world.size:
         raise UserError(f"batch = {loop.batch} cannot be shared equally by {world.size} processes")
@@ -100,13 +100,13 @@ class Progress:
     best: dict[str, Any] | None = None
 
 
-class Run:
+class TrainingRun:
     """One training run: the learner, its meters, and the folder they are written to."""
 
     def __init__(
         self,
         task: Task,
-        world: World,
+        world: Processes,
         loop: LoopSettings,
         optim: OptimSettings,
         store: Store,

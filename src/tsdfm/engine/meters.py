@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from tsdfm.engine.distributed import World
+from tsdfm.engine.distributed import Processes
 from tsdfm.errors import UserError
 
 GOOD, SKIPPED, IN_A_ROW, WORST = "good steps", "skipped", "bad in a row", "most bad in a row"
@@ -20,7 +20,7 @@ class Meters:
     Sums are float64, and go into a checkpoint, so that a resumed run reports the same digits as an unbroken one.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Processes) -> None:
         self.world = world
         self._sums: dict[tuple[str, ...], Tensor] = {}  # by the names of its numbers: one vector for a whole step
         self._counts = {name: self._zero() for name in COUNTS}

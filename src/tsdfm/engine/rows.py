@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from tsdfm.engine.distributed import World
+from tsdfm.engine.distributed import Processes
 from tsdfm.engine.loop import fit
 from tsdfm.engine.settings import LoopSettings, OptimSettings
 from tsdfm.engine.task import Record, Task
@@ -38,7 +38,7 @@ def train_rows(
     rows: TokenRows,
     settings: Training,
     record: Record,
-    world: World,
+    world: Processes,
     *,
     begin: Callable[[], None] | None = None,
     feeder: Feeder = prefetch,
@@ -64,7 +64,7 @@ def train_rows(
 
 
 def held_out_parts(
-    valid: TokenRows, wanted: int, loop: LoopSettings, world: World
+    valid: TokenRows, wanted: int, loop: LoopSettings, world: Processes
 ) -> tuple[list[int], list[list[int]]]:
     """The held-out rows an evaluation looks at, and this process's share of them in parts of one call.
 

@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from tsdfm.engine.graphs import Pool, Replayed
+from tsdfm.engine.graphs import GraphMemory, Replayed
 
 Body = Callable[..., Tensor]
 """(*tensors or None) → tensor."""
@@ -79,7 +79,7 @@ def wrapped(net: Net, body: Body) -> Net:
     return cast(Net, Runner(net, body))
 
 
-def quickened(net: Net, pool: Pool | None) -> Net:
+def quickened(net: Net, pool: GraphMemory | None) -> Net:
     """A frozen network that is called with batches of any size, compiled and, with a pool, recorded."""
     if isinstance(net, Runner):
         return net

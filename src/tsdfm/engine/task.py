@@ -10,8 +10,8 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor, nn
 
-from tsdfm.engine.distributed import World
-from tsdfm.engine.graphs import Pool
+from tsdfm.engine.distributed import Processes
+from tsdfm.engine.graphs import GraphMemory
 from tsdfm.errors import UserError
 
 
@@ -66,8 +66,8 @@ class Context:
     ema: nn.Module | None
     """The averaged weights as a network in eval mode, up to date at every step: a distillation's semi-teacher. It may
     be compiled or recorded (`engine.runner`)."""
-    world: World
-    graphs: Pool | None = None
+    world: Processes
+    graphs: GraphMemory | None = None
     """Where passes may be recorded (`engine.graphs`); None where they may not."""
 
 

@@ -8,11 +8,11 @@ elbo       a bound of −log p(text)
 """
 
 from tsdfm.flow.draw import draw, draw_other, shape_logits
-from tsdfm.flow.elbo import FLOW_BOUND, Bound, bits_per_character, elbo, elbo_rows
+from tsdfm.flow.elbo import FLOW_BOUND, Bound, bits_per_character, elbo_rows
 from tsdfm.flow.jump import JUMPS, CumulativeJump, EulerJump, Jump, LeaveJump, jump_from
 from tsdfm.flow.loss import cross_entropy, generalised_kl
 from tsdfm.flow.noise import Noise, RowNoise, row_times, uniform
-from tsdfm.flow.path import Posterior, interpolate
+from tsdfm.flow.path import interpolate
 from tsdfm.flow.schedule import Cosine, Polynomial, Schedule, schedule_from
 from tsdfm.flow.solver import Model, Solution, Step, check_grid, grid, solve
 from tsdfm.flow.source import Mask, Source, Uniform, source_from
@@ -32,7 +32,6 @@ __all__ = [
     "Noise",
     "Other",
     "Polynomial",
-    "Posterior",
     "RowNoise",
     "Schedule",
     "Solution",
@@ -44,7 +43,6 @@ __all__ = [
     "cross_entropy",
     "draw",
     "draw_other",
-    "elbo",
     "elbo_rows",
     "generalised_kl",
     "grid",

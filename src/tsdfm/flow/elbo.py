@@ -73,22 +73,6 @@ class Bound:
 FLOW_BOUND = Bound("flow ELBO", elbo_rows)
 
 
-def elbo(
-    model: Model,
-    x_1: Tensor,
-    schedule: Schedule,
-    source: Source,
-    times: int,
-    noise: Noise,
-    *,
-    h: float = 0.0,
-    given: Tensor | None = None,
-    time_dtype: torch.dtype = torch.float32,
-) -> Tensor:
-    """The bound in nats per token, averaged over the rows of x_1 [B, L]; a scalar in float64."""
-    return elbo_rows(model, x_1, schedule, source, times, noise, h=h, given=given, time_dtype=time_dtype).mean()
-
-
 def bits_per_character(nats_per_token: float, tokens: int, characters: int) -> float:
     """The same bound in bits per character, which does not depend on the tokenizer."""
     if characters < 1:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tsdfm.errors import UserError
 from tsdfm.judges.base import OnDone, Score, check_prefixes
-from tsdfm.judges.windows import Pass, batches, passes
+from tsdfm.judges.windows import Window, batches, windows
 
 LOGITS = {"cpu": 1 << 26, "cuda": 1 << 29}  # logits alive at once: 256 MiB, 2 GiB in float32
 SHARD = 1 << 12  # texts tokenised at a time
@@ -25,7 +25,7 @@ class Encoded:
     ends: list[int]
 
 
-class Reader(Protocol):
+class CausalReader(Protocol):
     """A tokenizer and a network."""
 
     @property
@@ -47,9 +47,9 @@ class Reader(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class CausalJudge:
-    """A `Reader` with its conventions: `start` is read before every text, `end` is scored after it (or is none)."""
+    """A reader with its conventions: `start` is read before every text, `end` is scored after it (or is none)."""
 
-    reader: Reader
+    reader: CausalReader
     name: str
     fingerprint: str
     precision: str
@@ -72,7 +72,7 @@ class CausalJudge:
         return found
 
     def _score(self, texts: Sequence[str], given: Sequence[int], tell: Callable[[int], None] | None) -> list[Score]:
-        work = self._passes(texts, given)
+        work = self._windows(texts, given)
         nll, tokens, hits = [0.0] * len(texts), [0] * len(texts), [0] * len(texts)
         left = [0] * len(texts)
         for one in work:
@@ -90,14 +90,14 @@ class CausalJudge:
         lengths = [len(text) - known for text, known in zip(texts, given, strict=True)]
         return [Score(*one) for one in zip(nll, tokens, lengths, hits, strict=True)]
 
-    def _passes(self, texts: Sequence[str], given: Sequence[int]) -> list[Pass]:
-        work: list[Pass] = []
+    def _windows(self, texts: Sequence[str], given: Sequence[int]) -> list[Window]:
+        work: list[Window] = []
         stride = self.stride or max(1, self.context // 2)
         front = [] if self.start is None else [self.start]
         back = [] if self.end is None else [self.end]
         for number, (text, known) in enumerate(zip(self.reader.encode(texts), given, strict=True)):
             first = next((i for i, end in enumerate(text.ends) if end > known), len(text.ids))
-            work += passes(number, [*front, *text.ids, *back], len(front) + first, self.context, stride)
+            work += windows(number, [*front, *text.ids, *back], len(front) + first, self.context, stride)
         return work
 
     def _room(self) -> int:
@@ -105,8 +105,8 @@ class CausalJudge:
         return LOGITS.get(self.reader.device.type, LOGITS["cpu"]) // self.reader.vocab
 
     @torch.no_grad()
-    def _read(self, batch: list[Pass]) -> list[tuple[float, int, int]]:
-        """−log p, tokens and hits of each pass."""
+    def _read(self, batch: list[Window]) -> list[tuple[float, int, int]]:
+        """−log p, tokens and hits of each window."""
         tokens = self._pad(batch)
         logits = self.reader.logits(tokens)
         found = []
@@ -122,7 +122,7 @@ class CausalJudge:
         counts = [len(one.tokens) - one.first for one in batch]
         return [(float(t[0]), n, int(t[1])) for t, n in zip(totals, counts, strict=True)]
 
-    def _pad(self, batch: list[Pass]) -> Tensor:
+    def _pad(self, batch: list[Window]) -> Tensor:
         """[b, l], filled up on the right with token 0, which no scored position sees."""
         tokens = torch.zeros(len(batch), max(len(one.tokens) for one in batch), dtype=torch.int64)
         for row, one in zip(tokens, batch, strict=True):
@@ -136,7 +136,7 @@ class CausalJudge:
         A text longer than the context is read up to it; an empty one has the state of the start token (or zeros).
         """
         front = [] if self.start is None else [self.start]
-        work = [Pass(i, [*front, *e.ids][: self.context], 0) for i, e in enumerate(self.reader.encode(texts))]
+        work = [Window(i, [*front, *e.ids][: self.context], 0) for i, e in enumerate(self.reader.encode(texts))]
         found: dict[int, Tensor] = {}
         for batch in batches([one for one in work if one.tokens], self._room(), self.batch):
             hidden = self.reader.hidden(self._pad(batch)).float()

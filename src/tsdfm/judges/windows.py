@@ -1,6 +1,6 @@
-"""Texts as the passes of a network: what is read, what is scored, and which passes go together.
+"""Texts as windows of a network's context: what is read, what is scored, and which windows go together.
 
-A text that fits the judge's context is one pass. A longer one is read through a sliding window: each window after
+A text that fits the judge's context is one window. A longer one is read through a sliding window: each window after
 the first moves on by `stride` tokens (half the context), scores only what no window scored before, and so sees at least
 context − stride tokens before anything it scores.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Pass:
+class Window:
     """Tokens of text number `text` that are read together; those from index `first` ≥ 1 on are scored."""
 
     text: int
@@ -20,7 +20,7 @@ class Pass:
     first: int
 
 
-def passes(text: int, tokens: Sequence[int], first: int, context: int, stride: int) -> Iterator[Pass]:
+def windows(text: int, tokens: Sequence[int], first: int, context: int, stride: int) -> Iterator[Window]:
     """The windows over `tokens` that score each token from index `first` on exactly once.
 
     Token 0 has nothing before it and is never scored.
@@ -32,16 +32,16 @@ def passes(text: int, tokens: Sequence[int], first: int, context: int, stride: i
         end = min(len(tokens), context if end == 0 else end + stride)
         begin = max(0, end - context)
         if first < end:
-            yield Pass(text, tokens[begin:end], first - begin)
+            yield Window(text, tokens[begin:end], first - begin)
             first = end
 
 
-def batches(work: Sequence[Pass], room: int, most: int | None = None) -> Iterator[list[Pass]]:
-    """Passes of like length together, the longest first (so that too little memory shows at once).
+def batches(work: Sequence[Window], room: int, most: int | None = None) -> Iterator[list[Window]]:
+    """Windows of like length together, the longest first (so that too little memory shows at once).
 
-    A batch padded to its longest holds at most `room` tokens, and at most `most` passes; always one.
+    A batch padded to its longest holds at most `room` tokens, and at most `most` windows; always one.
     """
-    batch: list[Pass] = []
+    batch: list[Window] = []
     for one in sorted(work, key=lambda p: -len(p.tokens)):
         longest = len(batch[0].tokens) if batch else len(one.tokens)
         if batch and ((len(batch) + 1) * longest > room or (most is not None and len(batch) >= most)):

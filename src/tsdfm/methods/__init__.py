@@ -20,7 +20,7 @@ from tsdfm.settings import nearest
 
 if TYPE_CHECKING:
     from tsdfm.distil.parts import Floor, Rollout, Teacher, Times
-    from tsdfm.engine.distributed import World
+    from tsdfm.engine.distributed import Processes
     from tsdfm.flow import Bound, Jump, Schedule, Source
     from tsdfm.nn.velocity import VelocitySpec
     from tsdfm.teacher.task import TeacherTask, TextLoss
@@ -132,19 +132,19 @@ class StudentMethod(Method):
         weights = weights_of(settings.levels, settings.level_weights)
         return Levels(weights, large_share(weights, settings.share))
 
-    def teacher(self, settings: Any, spec: VelocitySpec, world: World) -> Teacher:
+    def teacher(self, settings: Any, spec: VelocitySpec, world: Processes) -> Teacher:
         """Whose answers are learned: the student's own average."""
         from tsdfm.distil.teachers import Average
 
         return Average()
 
-    def rollout(self, settings: Any, spec: VelocitySpec, world: World) -> Rollout:
+    def rollout(self, settings: Any, spec: VelocitySpec, world: Processes) -> Rollout:
         """The target of a large step: an RK-4 chain with blind midpoints."""
         from tsdfm.distil.chain import Chain
 
         return Chain(settings, spec)
 
-    def floor(self, settings: Any, spec: VelocitySpec, world: World) -> Floor:
+    def floor(self, settings: Any, spec: VelocitySpec, world: Processes) -> Floor:
         """What the smallest step learns: the data, or a frozen teacher's answer."""
         from tsdfm.distil.floor import FromData, frozen_teacher
 

@@ -19,7 +19,7 @@ from tsdfm.settings import option
 
 if TYPE_CHECKING:
     from tsdfm.distil.navigated import NavigatedChain
-    from tsdfm.engine.distributed import World
+    from tsdfm.engine.distributed import Processes
     from tsdfm.nn.velocity import VelocitySpec
 
 
@@ -56,7 +56,7 @@ class TSDFM(StudentMethod):
     settings: ClassVar[type] = TSDFMSettings
     needs = ("init_from", "compass")
 
-    def rollout(self, settings: TSDFMSettings, spec: VelocitySpec, world: World) -> NavigatedChain:
+    def rollout(self, settings: TSDFMSettings, spec: VelocitySpec, world: Processes) -> NavigatedChain:
         from tsdfm.compass.model import load_compass
         from tsdfm.distil.navigated import NavigatedChain
 

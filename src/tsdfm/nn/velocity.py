@@ -23,7 +23,6 @@ from tsdfm.nn.ddit import DDiT
 from tsdfm.nn.settings import Shape
 from tsdfm.settings import build, to_dict
 from tsdfm.store.bundle import find_weights
-from tsdfm.store.manifest import read_manifest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,11 +140,6 @@ def as_model(net: nn.Module, spec: VelocitySpec) -> Any:
         return logits if mean is None else mean(logits, x_t)
 
     return model
-
-
-def read_spec(path: Path) -> VelocitySpec:
-    """What the network in a run or checkpoint folder is."""
-    return spec_in(read_manifest(path), path)
 
 
 def spec_in(manifest: dict[str, Any], path: Path) -> VelocitySpec:

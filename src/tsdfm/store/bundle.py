@@ -97,7 +97,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundWeights:
     """Weights that a loader can use: where they lie, what made them, their sha256, and how to get them."""
 
     place: Path
@@ -106,7 +106,7 @@ class Found:
     weights: Callable[[], dict[str, Tensor]]
 
 
-def find_weights(path: Path, role: str, *, which: str, choose: str) -> Found:
+def find_weights(path: Path, role: str, *, which: str, choose: str) -> FoundWeights:
     """The weights that `path` means: of a run, a checkpoint, a bundle or a shipped name, `role` unless it names one."""
     member = find_member(path, role)
     if member is None:
@@ -115,10 +115,10 @@ def find_weights(path: Path, role: str, *, which: str, choose: str) -> Found:
         place = find_checkpoint(path, choose)
         files = read_state(place)["files"]
         sha256 = files.get(f"{which}.safetensors", files["model.safetensors"])["sha256"]
-        return Found(place, read_manifest(place), sha256, lambda: load_weights(place, which))
+        return FoundWeights(place, read_manifest(place), sha256, lambda: load_weights(place, which))
     if which != "ema":
         raise UserError(f"{path} was shipped with its averaged weights alone: leave out the choice of weights")
-    return Found(member.file, member.about, member.sha256, member.weights)
+    return FoundWeights(member.file, member.about, member.sha256, member.weights)
 
 
 def find_member(path: Path, role: str) -> Member | None:

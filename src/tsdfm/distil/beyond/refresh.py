@@ -21,7 +21,7 @@ from tsdfm.compass.model import Compass
 from tsdfm.compass.ratio import step_times
 from tsdfm.compass.states import walk
 from tsdfm.distil.beyond.settings import RefreshSettings
-from tsdfm.engine.distributed import World
+from tsdfm.engine.distributed import Processes
 from tsdfm.engine.optim import Optimiser
 from tsdfm.engine.settings import OptimSettings
 from tsdfm.flow import RowNoise
@@ -45,7 +45,7 @@ class Refresher:
         """Once in every so many steps, however many parts a step's batch has."""
         return step % self.settings.every == 0 and step != self.last
 
-    def update(self, batch: Batch, semi: nn.Module, world: World, step: int) -> None:
+    def update(self, batch: Batch, semi: nn.Module, world: Processes, step: int) -> None:
         """One step of NCE over the true next state and n jumps of the semi-teacher, with λ·E² of the true one."""
         self.last = step
         ratio, noise = self.settings.ratio, RowNoise(self.seed, batch.rows, REFRESH_STREAM)
@@ -67,7 +67,7 @@ class Refresher:
         return {"compass": self.compass.net.state_dict(), "compass_optim": self.optimiser.state()}
 
 
-def average_gradients(net: nn.Module, world: World) -> None:
+def average_gradients(net: nn.Module, world: Processes) -> None:
     """The mean over processes, each of which has rows of its own."""
     if world.size == 1:
         return
