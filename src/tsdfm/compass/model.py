@@ -37,6 +37,7 @@ class Compass:
 
     @property
     def device(self) -> torch.device:
+        """Where the weights are."""
         return next(self.net.parameters()).device
 
     @torch.no_grad()

@@ -40,6 +40,7 @@ class EnergyNet(nn.Module):
         self.pool = AttentionPool(shape)
 
     def forward(self, x: Tensor) -> Tensor:
+        """E(x) [B] of token states x [B, L]."""
         hidden = at_places(self.embedding(x), self.places)
         cond = self.constant.expand(len(x), -1)
         cos, sin = self.rotary(x.shape[1])
@@ -69,6 +70,7 @@ class AttentionPool(nn.Module):
         self.head = nn.Sequential(nn.Linear(width, width), nn.GELU(approximate="tanh"), nn.Linear(width, 1))
 
     def forward(self, x: Tensor) -> Tensor:
+        """[B, L, D] → [B], in float32 or better: softmax over positions of q·x, mixed, mapped, and the MLP."""
         with torch.autocast(x.device.type, enabled=False):
             x = self.norm(x)
             weights = self.query(x).softmax(dim=1)  # [B, L, H]

@@ -56,6 +56,7 @@ class RatioTask:
         self.exam = None if valid is None else Exam(valid, spec, negatives, 0.0, self.seed, world.device)
 
     def loss(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """−log e^{−E(x_{t+h})} / Σ e^{−E} + λ·E(x_{t+h})², the mean over rows."""
         ratio, noise = self.settings.ratio, RowNoise(self.seed, batch.rows)
         states = walk(batch.tokens, self.source, self.schedule, self.spec.anchor, noise)
         t, h = step_times(batch.rows, self.seed, ratio, noise)

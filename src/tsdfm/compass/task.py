@@ -83,6 +83,7 @@ class CompassTask:
         return stacked, delta, made.void, (earlier == x_t).all(-1)
 
     def loss(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """NCE + λ_reg·E(x_t)² + λ_order·max(0, E(x_t) − E(x_{t′}) + γδ), the mean over rows."""
         stacked, delta, void, unmoved = self.states(batch)
         energies = model(stacked.flatten(0, 1)).view(stacked.shape[:2])
         positive, earlier, negatives = energies[:, 0], energies[:, 1], energies[:, 2:]

@@ -20,7 +20,7 @@ ReadTensor = Callable[[str], Tensor]
 
 @torch.no_grad()
 def gather(tensors: Mapping[str, Tensor], world: Processes) -> dict[str, Tensor]:
-    """Whole copies in CPU memory on process 0; an empty dict elsewhere. Every process must call it."""
+    """Whole copies, by name, in CPU memory on process 0; an empty dict elsewhere. Every process must call it."""
     whole: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

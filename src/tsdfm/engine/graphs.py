@@ -73,6 +73,7 @@ class GraphMemory:
     busy: bool = False  # a trained forward waits for its backward: what it keeps lies in this memory
 
     def get(self) -> Any:
+        """The handle that `torch.cuda.graph` takes."""
         if self.handle is None:
             self.handle = torch.cuda.graph_pool_handle()
         return self.handle
@@ -196,6 +197,7 @@ class Replayed(_Base):
         return out.clone()
 
     def record(self, inputs: Sequence[Tensor | None]) -> Recording:
+        """The function on copies of its inputs: once outside, for the compiler, and once into a graph."""
         static, graph = self.copies(inputs), torch.cuda.CUDAGraph()
         with torch.random.fork_rng([torch.cuda.current_device()]):
             self.fn(*static)  # what the compiler makes of copies, it makes now: while recording it could not
@@ -218,6 +220,7 @@ class Routines(_Base):
     shapes: dict[Any, list[Any]] = field(default_factory=dict)
 
     def call(self, plan: Any, fn: Callable[..., list[Tensor]], inputs: Sequence[Tensor]) -> list[Tensor]:
+        """`fn(*inputs)`, or a replay of it; `plan` is hashable and says all that `fn` takes from the host."""
         self.plan, self.fn = plan, fn  # type: ignore[assignment]
         made = None if torch.is_grad_enabled() else self.find(inputs)
         if made is None:
@@ -228,9 +231,11 @@ class Routines(_Base):
         return [room.clone() for room in made.output]
 
     def key(self, inputs: Sequence[Tensor | None]) -> Any:
+        """The plan besides shapes and modes."""
         return self.plan, super().key(inputs)
 
     def record(self, inputs: Sequence[Tensor | None]) -> Recording:
+        """The function on copies of its inputs, its results copied to `rooms`."""
         static, graph, rooms = self.copies(inputs), torch.cuda.CUDAGraph(), self.rooms_of(inputs)
         with self.capture(graph):
             for room, value in zip(rooms, self.fn(*static), strict=True):
@@ -277,11 +282,13 @@ class Trained(_Base):
         return out
 
     def clear(self) -> bool:
+        """Are gradients wanted, and those of the step before cleared?"""
         if not self.params:
             self.params = [p for p in self.module.parameters() if p.requires_grad]
         return torch.is_grad_enabled() and all(p.grad is None for p in self.params)
 
     def record(self, inputs: Sequence[Tensor | None]) -> _Both:
+        """The forward into one graph, the gradients of all parameters it uses into another."""
         static, params = self.copies(inputs), self.params
         forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with self.capture(forward):

@@ -82,6 +82,7 @@ class Board:
         self._writer: Any = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1)
 
     def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
+        """Every value as a scalar `kind/name`."""
         for name, value in values.items():
             self._writer.add_scalar(f"{kind}/{name}", value, step)
 
@@ -147,22 +148,27 @@ class Log:
             self._display = Display(steps, step)
 
     def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
+        """Values of a step to the metrics file and, if asked for, to TensorBoard."""
         for sink in self._sinks:
             sink.write(step, kind, values)
 
     def report(self, step: int, values: Mapping[str, float], seconds_a_step: float) -> None:
+        """A line of a step's values for the user."""
         if self._display is not None:
             self._display.report(step, values, seconds_a_step)
 
     def advance(self, step: int) -> None:
+        """Move the progress bar."""
         if self._display is not None:
             self._display.advance(step)
 
     def say(self, text: str) -> None:
+        """A line for the user."""
         if self._display is not None:
             self._display.say(text)
 
     def close(self) -> None:
+        """Close all of them."""
         for sink in self._sinks:
             sink.close()
         if self._display is not None:

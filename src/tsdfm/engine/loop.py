@@ -51,6 +51,14 @@ def fit(
 ) -> Path:
     """Train `task.model` for `loop.steps` steps and return the folder of the last checkpoint.
 
+    Args:
+        task: the objective and the network it trains.
+        feed: `feed(step)` gives this process's batches from that step on.
+        world: the processes that train together, from `join`.
+        loop, optim: how long and how.
+        out: the run's folder.
+        record: what the manifests say.
+
     `resume` goes on from the newest checkpoint in `out` (from the start if there is none yet). Without it, a folder
     that has checkpoints is refused. SIGINT and SIGTERM finish the step, save and raise `Stopped` (code 130 or 143).
     """

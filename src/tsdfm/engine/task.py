@@ -75,7 +75,9 @@ class Context:
 class Binds(Protocol):
     """A task that wants to see the averaged model or the processes."""
 
-    def bind(self, context: Context) -> None: ...
+    def bind(self, context: Context) -> None:
+        """Called once, before step 0 and before a checkpoint is loaded."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)

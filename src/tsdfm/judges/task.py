@@ -29,9 +29,11 @@ class JudgeTask:
         self.model: nn.Module = spec.network()
 
     def bind(self, context: Context) -> None:
+        """Take the processes that share held-out rows."""
         self.world = context.world
 
     def loss(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """−log p(x_i | x_0 … x_{i−1}), the mean over positions 1 … L − 1."""
         return cross_entropy(model(batch.tokens[:, :-1]), batch.tokens[:, 1:]), {}
 
     def evaluate(self, model: nn.Module, step: int) -> Mapping[str, float]:

@@ -75,9 +75,11 @@ class Divergence:
 
     @property
     def has_kernel(self) -> bool:
+        """One hidden state and a padded head are what the kernel takes."""
         return len(self.target.hidden) == 1 and self.target.head is not None
 
     def by_kernel(self, logits: Tensor, part: slice, scale: Tensor, columns: int, gradient: bool) -> Tensor:
+        """As `Objective` says, by `rows.divergence`."""
         assert self.target.head is not None
         theirs = self.target.head.whole(self.target.hidden[0][part])
         return rows.divergence(logits, theirs, scale, columns, reverse=self.reverse, gradient=gradient)
@@ -94,6 +96,7 @@ class CrossEntropy:
     has_kernel: ClassVar[bool] = True
 
     def by_kernel(self, logits: Tensor, part: slice, scale: Tensor, columns: int, gradient: bool) -> Tensor:
+        """As `Objective` says, by `rows.tokens`."""
         return rows.tokens(logits, self.x_1[part], None, scale, columns, gradient=gradient)
 
     def __call__(self, logits: Tensor, part: slice, gradient: bool) -> rows.Graded:
@@ -110,6 +113,7 @@ class GeneralisedKL:
     has_kernel: ClassVar[bool] = True
 
     def by_kernel(self, logits: Tensor, part: slice, scale: Tensor, columns: int, gradient: bool) -> Tensor:
+        """As `Objective` says, by `rows.tokens`."""
         return rows.tokens(logits, self.x_1[part], self.x_t[part], scale, columns, gradient=gradient)
 
     def __call__(self, logits: Tensor, part: slice, gradient: bool) -> rows.Graded:
@@ -117,7 +121,14 @@ class GeneralisedKL:
 
 
 def fused_loss(hidden: Tensor, head: nn.Linear, objective: Objective, scale: Tensor) -> Tensor:
-    """Σ_i scale_i · loss_i over positions: hidden [N, D], scale [N]; a scalar with gradients of hidden and head."""
+    """Σ_i scale_i · loss_i over positions, a scalar with gradients of hidden state and head, which can be taken once.
+
+    Args:
+        hidden: [N, D], what the head reads.
+        head: D → V.
+        objective: the loss of a chunk of positions from their logits.
+        scale: [N], the weight of each position.
+    """
     grad = torch.is_grad_enabled() and (hidden.requires_grad or head.weight.requires_grad)
     out: Tensor = _Fused.apply(hidden, head.weight, head.bias, objective, scale, grad)  # type: ignore[no-untyped-call]
     return out

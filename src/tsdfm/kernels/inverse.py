@@ -35,6 +35,7 @@ class Other(NamedTuple):
 
 
 def chunks(flat: Tensor) -> Iterator[slice]:
+    """Rows of logits [n, V] in slices that stay near the caches, or fill a GPU."""
     rows, columns = flat.shape
     size = max(1, (CHUNK_CPU if flat.device.type == "cpu" else CHUNK_DEVICE) // columns)
     for start in range(0, max(rows, 1), size):
@@ -42,6 +43,7 @@ def chunks(flat: Tensor) -> Iterator[slice]:
 
 
 def flat_rows(logits: Tensor) -> Tensor:
+    """Logits […, V] as rows [n, V]."""
     if logits.ndim < 1 or logits.shape[-1] < 1:
         raise UserError(f"logits need at least one column, got the shape {tuple(logits.shape)}")
     return logits.reshape(-1, logits.shape[-1])

@@ -55,6 +55,7 @@ class CausalBlock(nn.Module):
             nn.init.normal_(layer.weight, std=0.02 / (2 * shape.depth) ** 0.5)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """x [B, L, D] → [B, L, D]; position i sees positions up to i."""
         q, k, v = self._heads(x, cos, sin)
         x = x + self.dropout(self._mixed(F.scaled_dot_product_attention(q, k, v, is_causal=True)))
         out: Tensor = x + self.dropout(self.mlp(self.norm_2(x)))

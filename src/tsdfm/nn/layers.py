@@ -25,6 +25,7 @@ class ScalarEmbedding(nn.Module):
         self.register_buffer("rates", rates, persistent=False)
 
     def forward(self, value: Tensor) -> Tensor:
+        """[B] → [B, C]: cos and sin of the value at geometric rates, then the MLP."""
         rates = self.get_buffer("rates")
         angles = value.to(rates.dtype)[:, None] * rates
         out: Tensor = self.mlp(torch.cat([angles.cos(), angles.sin()], dim=-1))
@@ -39,6 +40,7 @@ class Norm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
+        """(x − mean)/σ · weight over the last dimension; [..., D] → [..., D]."""
         wide = x if x.dtype == torch.float64 else x.float()
         return F.layer_norm(wide, wide.shape[-1:]) * self.weight
 
@@ -51,6 +53,7 @@ class Rotary(nn.Module):
         self.register_buffer("rates", base ** (-torch.arange(0, head, 2) / head), persistent=False)
 
     def forward(self, length: int) -> tuple[Tensor, Tensor]:
+        """cos and sin [L, E] of position · rate, each rate twice."""
         rates = self.get_buffer("rates")
         angles = torch.arange(length, device=rates.device, dtype=rates.dtype)[:, None] * rates
         angles = torch.cat([angles, angles], dim=-1)
@@ -91,6 +94,7 @@ class Block(nn.Module):
         self.adaln = zero_(nn.Linear(shape.cond, 6 * width))
 
     def forward(self, x: Tensor, cond: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """x [B, L, D], condition [B, C] ([B, 2C] with `fuse`) → [B, L, D]: attention, then the MLP, both gated."""
         shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = self.adaln(self.fuser(cond)).chunk(6, dim=-1)
         attended = self.attend(modulate(self.norm_1(x), shift_1, scale_1), cos, sin)
         x = x + gate_1[:, None] * self.dropout(attended)

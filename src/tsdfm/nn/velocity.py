@@ -118,6 +118,7 @@ class Velocity:
 
     @property
     def device(self) -> torch.device:
+        """Where the weights are."""
         return next(self.net.parameters()).device
 
 

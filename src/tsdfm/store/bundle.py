@@ -78,6 +78,7 @@ class Member:
 
     @property
     def file(self) -> Path:
+        """Where its packed weights lie."""
         return self.bundle.folder / f"{self.role}.safetensors"
 
     @property

@@ -26,9 +26,11 @@ class Batch:
     rows: Tensor
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
+        """The same rows on a device."""
         return Batch(self.tokens.to(device, non_blocking=non_blocking), self.rows.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Batch:
+        """The same rows in page-locked memory, from where copies need not be waited for."""
         return Batch(self.tokens.pin_memory(), self.rows.pin_memory())
 
 
