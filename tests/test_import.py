@@ -41,7 +41,8 @@ def test_what_needs_no_torch_imports_none(room: str) -> None:
 HELP = """
 import contextlib, io
 from tsdfm.cli import VERBS, main
-for verb in ["", *VERBS]:
+from tsdfm.methods import names
+for verb in ["", *VERBS, *(f"train {name}" for name in names())]:
     with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as told:
         main([*verb.split(), "--help"])
     found = sorted({name.partition(".")[0] for name in sys.modules} & set(HEAVY))

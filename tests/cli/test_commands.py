@@ -9,61 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from small_demo import pipeline
 
 from tsdfm.cli import VERBS, main, read
 from tsdfm.pipeline.plan import plan
 from tsdfm.recipes import load_recipe, shipped
 
 METHODS = ("teacher", "fs-dfm", "control", "ts-dfm")
-SMALL = [
-    "corpus.limit=400",
-    "corpus.valid=0.1",
-    "teacher.loop.steps=6",
-    "teacher.loop.batch=8",
-    "teacher.loop.log_every=2",
-    "teacher.loop.eval_every=0",
-    "teacher.loop.save_every=2",
-    "teacher.eval_rows=8",
-    "teacher.eval_times=2",
-    "teacher.net.width=32",
-    "teacher.net.depth=1",
-    "teacher.net.heads=2",
-    "source.mask.teacher.loop.steps=6",
-    "compass.loop.steps=3",
-    "compass.loop.batch=4",
-    "compass.loop.eval_every=0",
-    "compass.eval_rows=8",
-    "compass.net.width=32",
-    "compass.net.heads=2",
-    "compass.net.depth=1",
-    "validate.rows=4",
-    "validate.times=3",
-    "validate.pairs=16",
-    "validate.candidate_rows=2",
-    "student.loop.steps=3",
-    "student.loop.batch=4",
-    "student.loop.log_every=1",
-    "student.eval_rows=4",
-    "student.eval_times=2",
-    *(f"{where}students.{name}.loop.steps=2" for where in ("", "source.mask.") for name in ("control", "ts-dfm")),
-    "source.mask.student.loop.steps=3",
-    "measure.steps=2,4",
-    "measure.teacher_steps=2,4",
-    "measure.samples=4",
-    "report.trajectories=2",
-]
-
-
-def pipeline(out: Path, *more: str) -> int:
-    """Run the demo's recipe, made small enough for seconds."""
-    return main(["pipeline", "tiny_cpu", "--out", str(out), *(w for pair in (*SMALL, *more) for w in ("--set", pair))])
-
-
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("demo") / "run"
-    assert pipeline(out) == 0
-    return out
 
 
 def test_every_verb_has_a_help_that_names_its_settings(capsys: pytest.CaptureFixture[str]) -> None:

@@ -97,7 +97,7 @@ def loader_threads() -> int:
 
 
 def wait_for_no_thread() -> bool:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 600
     while loader_threads() and time.monotonic() < deadline:
         time.sleep(0.01)
     return loader_threads() == 0

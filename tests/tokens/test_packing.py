@@ -48,7 +48,9 @@ def dying(name, before):
 if point == "slow":
     original = module._write_shard
     def slow(*args):
-        time.sleep(0.02)
+        global calls
+        calls += 1
+        time.sleep(0.02 if calls < 20 else 3600)  # it is killed before it is done, however busy the machine is
         return original(*args)
     module._write_shard = slow
 elif point != "none":
@@ -143,7 +145,7 @@ def test_a_killed_run_goes_on_and_gives_the_same_bytes(
     corpus: Path, tmp_path: Path, monkeypatch, point: str, count: int, layout
 ) -> None:
     out = tmp_path / "killed"
-    assert child(corpus, out, point, count, layout).wait(60) == -signal.SIGKILL
+    assert child(corpus, out, point, count, layout).wait() == -signal.SIGKILL
     assert not (out / "manifest.json").exists()
     done = json.loads((out / "progress.json").read_text())
     finished = [out / shard["file"] for split in ("train", "valid") for shard in done[split]["shards"]]
@@ -171,18 +173,17 @@ def test_a_killed_run_goes_on_and_gives_the_same_bytes(
 def test_a_kill_from_outside_at_no_chosen_moment(corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "killed"
     process = child(corpus, out, "slow", 0, "packed")
-    deadline = time.monotonic() + 60
-    while len(list(out.glob("train-*.bin"))) < 4 and time.monotonic() < deadline:
+    while len(list(out.glob("train-*.bin"))) < 4 and process.poll() is None:
         time.sleep(0.005)
     process.kill()
-    assert process.wait(60) == -signal.SIGKILL
+    assert process.wait() == -signal.SIGKILL
     assert 4 <= len(list(out.glob("*.bin"))) < 40
     run(settings(corpus, out))
     assert shards(out) == shards(run(settings(corpus, tmp_path / "clean")))
 
 
 def test_other_settings_do_not_go_on_with_an_unfinished_run(corpus: Path, tmp_path: Path) -> None:
-    assert child(corpus, tmp_path / "out", "torn", 3, "packed").wait(60) == -signal.SIGKILL
+    assert child(corpus, tmp_path / "out", "torn", 3, "packed").wait() == -signal.SIGKILL
     with pytest.raises(UserError, match="unfinished run with other settings"):
         run(settings(corpus, tmp_path / "out", length=32))
 
