@@ -206,7 +206,7 @@ VERBS = {
         epilog="tsdfm report claims runs/mine",
     ),
     "report page": Verb(
-        "tsdfm.report.page.settings:PageSettings",
+        "tsdfm.report.settings:PageSettings",
         "tsdfm.report.page.build:run",
         "write the report as one HTML file",
         positional="folder",

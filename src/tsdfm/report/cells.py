@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from tsdfm.errors import UserError
+from tsdfm.report.rows import Plain
 from tsdfm.store.files import read_json, write_json
 
 FORMAT = 1
@@ -28,7 +29,7 @@ FORMAT = 1
 class Cell:
     """Texts and how they were made. `tokens` are whole rows [n, L]; `given` counts the prefix tokens of each row."""
 
-    key: dict[str, Any]
+    key: Plain
     method: str
     source: str | None
     steps: int | None
@@ -54,7 +55,7 @@ class Cell:
         starts = [max(self.anchor, count) for count in given]
         return [row[start : max(start, end)] for row, start, end in zip(table, starts, ends, strict=True)]
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> Plain:
         """For the file; a row of tokens is one string, which keeps it readable and small."""
         out = {f.name: getattr(self, f.name) for f in fields(self)}
         return {"format": FORMAT, **out, "tokens": [" ".join(map(str, row)) for row in self.tokens]}

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tsdfm.report.table import Quote
+
 SCALE = "paper, 170M, GPT-2 judge"
 SCALE_UNJUDGED = "paper, 170M"
 SCALE_LARGE = "paper, 1.3B, GPT-2 judge"
@@ -247,15 +249,18 @@ COMPASS: dict[str, dict[str, Any]] = {
     },
 }
 
-LABELS = {
-    "main": "tab:main",
-    "scaling": "tab:scaling_1_3b",
-    "threshold": "tab:threshold_ablation",
-    "overhead": "tab:c2f_wallclock",
-    "policy": "tab:policy_comparison",
-    "refinement": "tab:refinement_stats",
-    "candidates": "tab:k_ablation",
-    "diversity": "tab:midpoint_diversity",
-    "prefix": "tab:dlm_comparison",
-    "compass": "tab:monotonicity_aggregate, tab:strategy_accuracy, tab:monotonicity, tab:violations_by_time",
+SCALE_PREFIX = "paper, 512 of 1 024 tokens, GPT-2 judge"
+_COMPASS = "tab:monotonicity_aggregate, tab:strategy_accuracy, tab:monotonicity, tab:violations_by_time"
+QUOTES = {
+    "main": Quote("tab:main", SCALE, MAIN),
+    "scaling": Quote("tab:scaling_1_3b", SCALE_LARGE, SCALING),
+    "threshold": Quote("tab:threshold_ablation", SCALE, THRESHOLD),
+    "overhead": Quote("tab:c2f_wallclock", SCALE_UNJUDGED, OVERHEAD),
+    "policy": Quote("tab:policy_comparison", SCALE, POLICY),
+    "refinement": Quote("tab:refinement_stats", SCALE_UNJUDGED, REFINEMENT),
+    "candidates": Quote("tab:k_ablation", SCALE, CANDIDATES),
+    "diversity": Quote("tab:midpoint_diversity", SCALE_UNJUDGED, DIVERSITY),
+    "prefix": Quote("tab:dlm_comparison", SCALE_PREFIX, PREFIX),
+    "compass": Quote("tab:strategy_accuracy", "paper, 90M compass", COMPASS, _COMPASS),
 }
+"""The paper's tables, by the command that makes ours."""

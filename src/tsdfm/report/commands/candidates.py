@@ -4,43 +4,30 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from tsdfm.report.commands.main import add_target
 from tsdfm.report.desk import Desk
-from tsdfm.report.guided import blind_line, guided_columns, guided_row, note_blind
-from tsdfm.report.paper import CANDIDATES, SCALE
+from tsdfm.report.guided import blind_line, guided_row, guided_table, quoted_row
+from tsdfm.report.paper import CANDIDATES, QUOTES
 from tsdfm.report.settings import CandidatesSettings
-from tsdfm.report.table import Column, Table
+from tsdfm.report.table import Column
+
+NONE = "no guidance"
 
 
 def run(settings: CandidatesSettings) -> Path:
     """Make the table; returns the path of its JSON."""
-    desk = Desk("candidates", settings)
-    desk.need_judge()
+    desk = Desk("candidates", settings, judged=True)
     title = f"Effect of the number of candidates K at generation ({settings.policy}, {settings.steps} steps)"
-    first = [Column("source", "source", "left"), Column("method", "method", "left"), Column("k", "K")]
-    last = Column("seconds", "seconds", format=".1f")
-    table = Table("candidates", title, [*first, *guided_columns(desk, settings.temperatures), last])
-    for model in desk.found.pick([settings.method], "train a student first"):
+    last = [Column("seconds", "seconds", format=".1f")]
+    table = guided_table(desk, title, [Column("k", "K")], settings.temperatures, QUOTES["candidates"], last)
+    for model in desk.runs.pick(settings.method):
         blind = blind_line(desk, model, settings.steps, settings.temperatures)
         for k in (0, *settings.k):
             navigate = replace(settings.navigate, k=max(k, 1))
             guide = desk.guide(model, settings.policy if k else "blind", navigate, settings.compass)
-            row = guided_row(desk, model, settings.steps, guide, blind)
-            table.add(**row, method=desk.label(model), k=k or "no guidance")
-    table.rows += paper_rows()
-    note_blind(table, settings.temperatures)
+            table.add(**guided_row(desk, model, settings.steps, guide, blind), k=k or NONE)
+    for k, (figures, seconds) in CANDIDATES.items():
+        table.add(**quoted_row(figures, k=k or NONE), seconds=seconds)
     table.notes.append("seconds: generation of all texts of the row; the paper's are for 504 texts of 1 024 tokens")
-    add_target(desk, table)
-    table.paper = {"label": "tab:k_ablation", "scale": SCALE, "figures": CANDIDATES}
+    desk.add_target(table)
     return desk.finish(table)
-
-
-def paper_rows() -> list[dict[str, Any]]:
-    """The paper's rows."""
-    out = []
-    for k, ((entropy, ppl, l2, l3), seconds) in CANDIDATES.items():
-        row = {"source": "uniform", "method": "fs-dfm", "origin": SCALE, "k": k or "no guidance", "paper": True}
-        out.append({**row, "ppl": ppl, "entropy_bits": entropy, "seconds": seconds, "llama2": l2, "llama3": l3})
-    return out
