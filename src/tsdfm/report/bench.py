@@ -145,7 +145,7 @@ class Bench:
         story = judge_stories(cell.texts, world_named(self.settings.world)) if self.settings.world else None
         if story and cell.prefixes is not None:
             story = StoryScores(valid=story.valid, broken_rules=story.broken_rules)
-        known = {name: cell.key.get(name) for name in ("temperature", "top_p", "jump", "precision", "seed")}
+        known: Plain = {name: cell.key.get(name) for name in ("temperature", "top_p", "jump", "precision", "seed")}
         return Row(
             method=cell.method,
             source=cell.source,

@@ -168,7 +168,7 @@ def record(cls: type[Kind], found: Mapping[str, Any]) -> Kind:
 def estimate(found: Mapping[str, Any], name: str) -> Estimate | None:
     """A number with its interval, or none."""
     value, ends = found.get(name), found.get(f"{name}_interval")
-    if not finite(value):
+    if value is None or not finite(value):
         return None
     known = isinstance(ends, (list, tuple)) and len(ends) == 2 and all(map(finite, ends))
     return Estimate(float(value), *ends) if known and ends else Estimate(float(value))

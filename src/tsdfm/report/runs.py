@@ -13,7 +13,7 @@ from typing import Any
 from tsdfm.engine.log import NAME as LOG
 from tsdfm.engine.log import read_metrics
 from tsdfm.errors import UserError
-from tsdfm.methods import method, names
+from tsdfm.methods import method_of
 from tsdfm.store.bundle import find_shipped, read_bundle, unshipped
 from tsdfm.store.checkpoint import has_checkpoint
 from tsdfm.store.files import read_json
@@ -68,10 +68,14 @@ class TrainedRun:
 
     @property
     def many_step(self) -> bool:
-        """Does its method need many steps? A run that did not record its method is a student if it knows its step."""
-        model = self.manifest.get("model") or {}
-        known = model.get("method")
-        return method(known).many_step if known in names() else not model.get("step_size")
+        """Does its method need many steps, as a teacher does?"""
+        method = method_of(self.manifest)
+        return method is not None and method.many_step
+
+    @property
+    def blind(self) -> bool:
+        """Were its midpoints blind, as FS-DFM's are?"""
+        return bool(self.settings.get("policy", "blind") == "blind")
 
     @property
     def order(self) -> tuple[int, int, str]:

@@ -36,12 +36,12 @@ def run(settings: OverheadSettings) -> Path:
     if not students and settings.benchmarks is None:
         raise UserError(f"no student in {desk.runs.home}: train one, or give --benchmarks")
     timed = [(model, step_time(model)) for model in students]
-    base = {model.source: ms for model, (ms, _) in reversed(timed) if is_blind(model) and ms is not None}
+    base = {model.source: ms for model, (ms, _) in reversed(timed) if model.blind and ms is not None}
     for model, (ms, count) in timed:
         first = base.get(model.source)
         table.add(
             **desk.about(model),
-            tau=None if is_blind(model) else model.settings.get("navigate", {}).get("tau"),
+            tau=None if model.blind else model.settings.get("navigate", {}).get("tau"),
             batch=model.settings.get("loop", {}).get("batch"),
             ms=ms,
             ratio=ms / first if ms is not None and first else None,
@@ -59,11 +59,6 @@ def run(settings: OverheadSettings) -> Path:
         table.notes.append("no FS-DFM run of a source: its ratios are left out")
     table.about = {"hardware": None}  # a run's manifest does not name its machine; this one need not be it
     return desk.finish(table, sampled=False)
-
-
-def is_blind(model: TrainedRun) -> bool:
-    """Were its midpoints blind, as FS-DFM's are?"""
-    return bool(model.settings.get("policy") == "blind")
 
 
 def step_time(model: TrainedRun) -> tuple[float | None, int]:

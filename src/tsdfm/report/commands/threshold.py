@@ -39,8 +39,7 @@ def run(settings: ThresholdSettings) -> Path:
 
 def is_navigated(model: TrainedRun) -> bool:
     """Was the student trained with a policy that a compass steers? The random control has no use for τ's table."""
-    navigate = model.settings.get("navigate", {})
-    return bool(model.settings.get("policy", "blind") != "blind" and navigate.get("selector") != "random")
+    return not model.blind and model.settings.get("navigate", {}).get("selector") != "random"
 
 
 def tau_of(model: TrainedRun) -> float:

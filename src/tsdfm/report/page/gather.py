@@ -38,8 +38,7 @@ class MadeFolder:
         """What its losses mean: those of a many-step model, a compass or a student."""
         if self.stage == "compass" or "compass" in self.manifest:
             return "Compasses"
-        run = TrainedRun(Path(self.name), self.manifest)
-        return "Teachers" if run.kind == "model" and run.many_step else "Students and others"
+        return "Teachers" if TrainedRun(Path(self.name), self.manifest).many_step else "Students and others"
 
     @property
     def order(self) -> tuple[int, str]:
