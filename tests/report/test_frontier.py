@@ -64,9 +64,9 @@ def test_the_ratio_over_the_overlap_is_the_mean_of_the_log_ratio() -> None:
 def cells(ppl: torch.Tensor, entropies: list[float], factor: float = 1.0, geometric: bool = False) -> list[Sweep]:
     """A sweep at T = 0.9, 1.0, 1.1 whose texts have entropies around those given, log ppl linear in them."""
     out = []
-    for warmth, centre in zip((0.9, 1.0, 1.1), entropies, strict=True):
+    for temperature, centre in zip((0.9, 1.0, 1.1), entropies, strict=True):
         own = torch.full_like(ppl, centre)
-        out.append(Sweep(warmth, factor * ppl * math.exp(centre), geometric, mean_entropy(own)))
+        out.append(Sweep(temperature, factor * ppl * math.exp(centre), geometric, mean_entropy(own)))
     return out
 
 

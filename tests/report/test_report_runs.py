@@ -13,9 +13,9 @@ import torch
 import tsdfm
 from tsdfm.errors import UserError
 from tsdfm.flow import grid
+from tsdfm.report.cells import shared_start
 from tsdfm.report.commands.diversity import diversity
 from tsdfm.report.commands.overhead import benchmark_rows, step_time, steps_in
-from tsdfm.report.commands.prefix import shared_start
 from tsdfm.report.desk import size, world_of
 from tsdfm.report.runs import TrainedRun, find_runs, run_at
 from tsdfm.report.walk import allocation, continue_rows, points_between, sources, walk

@@ -31,7 +31,7 @@ from tsdfm.judges.cache import Book
 from tsdfm.judges.causal import CausalJudge
 from tsdfm.judges.world import WorldJudge
 from tsdfm.nn.velocity import run_folder
-from tsdfm.report.cells import Cell, Cells, written
+from tsdfm.report.cells import Cell, Cells
 from tsdfm.report.hardware import hardware
 from tsdfm.report.metrics.intervals import Estimate, mean_interval
 from tsdfm.report.metrics.ngrams import TextStats, text_stats
@@ -222,25 +222,9 @@ def sample(made: TextModel, key: Plain, guide: Guide | None = None, bias: Tensor
 
 
 def read_rows(rows: TokenRows, picks: Sequence[int], key: Plain, device: str) -> Cell:
-    """Held-out rows with their texts, written as a model's are."""
-    kept = [torch.from_numpy(rows[i].astype("int64")) for i in picks]
-    ids, end = kept, "\n\n"
-    if rows.anchor:
-        ids, end = [written(row[rows.anchor :], rows.end_of_text) for row in kept], " ¶ "
-    return Cell(
-        key=key,
-        method=REAL,
-        source=None,
-        steps=None,
-        nfe=None,
-        length=rows.length,
-        anchor=rows.anchor,
-        end_of_text=rows.end_of_text,
-        seconds=0.0,
-        hardware=hardware(device),
-        texts=[rows.tokenizer.decode(row, end=end) for row in ids],
-        tokens=[row.tolist() for row in kept],
-    )
+    """Held-out rows as a cell."""
+    kept = torch.stack([torch.from_numpy(rows[i].astype("int64")) for i in picks])
+    return Cell.of(key, kept, rows, rows.tokenizer, device)
 
 
 def spread(rows: int, count: int) -> list[int]:

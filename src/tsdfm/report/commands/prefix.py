@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 
 from tsdfm.errors import UserError
-from tsdfm.nn.velocity import VelocitySpec
 from tsdfm.report.bench import spread
 from tsdfm.report.cells import Cell, written
 from tsdfm.report.desk import Desk
-from tsdfm.report.hardware import hardware
 from tsdfm.report.metrics.diversity import token_accuracy
 from tsdfm.report.metrics.intervals import mean_interval
 from tsdfm.report.metrics.mauve import mauve
@@ -28,7 +26,6 @@ from tsdfm.samples.model import TextModel
 from tsdfm.store.files import file_sha256
 from tsdfm.store.manifest import NAME as MANIFEST
 from tsdfm.tokens.rows import TokenRows
-from tsdfm.tokens.tokenizer import Tokenizer
 
 FEWEST = 16  # texts for which MAUVE means anything at all
 UNSAMPLED = ("length", "temperature", "top_p", "jump", "precision", "seed", "hardware", "compass_calls", "guide",
@@ -69,7 +66,8 @@ def run(settings: PrefixSettings) -> Path:
     columns = [SOURCE, METHOD, ORIGIN, STEPS, PPL, ENTROPY, *last]
     table = Table("prefix", title, columns, quote=QUOTES["prefix"])
     key = {"method": REAL, "prefix": task.key, "samples": len(task.rows)}
-    held_out = as_cell(task.tokens, task.tokens.tokenizer, task.rows, task, key, desk)
+    tokens, device = task.tokens, desk.measure.device
+    held_out = Cell.of(key, task.rows, tokens, tokens.tokenizer, device, given=task.given)
     real = desk.judged(held_out)
     for model in desk.runs.models:
         made = desk.bench.model(model)
@@ -124,43 +122,7 @@ def continued(desk: Desk, made: TextModel, task: Prefixes, key: Plain) -> Cell:
     how = made.jump(asked.jump), asked.temperature, asked.top_p
     found = continue_rows(made, task.rows, task.held, key["steps"], asked.seed, *how)
     seconds = time.perf_counter() - begin
-    return as_cell(made.velocity.spec, made.tokenizer, found, task, key, desk, seconds)
-
-
-def as_cell(
-    kind: TokenRows | VelocitySpec,
-    tokenizer: Tokenizer,
-    found: Tensor,
-    task: Prefixes,
-    key: Plain,
-    desk: Desk,
-    seconds: float = 0.0,
-) -> Cell:
-    """Rows as a cell, with the texts of their prefixes. `kind` has the rows' length and anchor."""
-    end = " ¶ " if kind.anchor else "\n\n"
-    texts, prefixes = [], []
-    for row, given in zip(found, task.given.tolist(), strict=True):
-        kept = written(row[kind.anchor :], tokenizer.end_of_text) if kind.anchor else row
-        text = tokenizer.decode(kept, end=end)
-        # a prefix may end inside a character: what both have in common is the prefix that can be read
-        prefixes.append(shared_start(text, tokenizer.decode(row[kind.anchor : given], end=end)))
-        texts.append(text)
-    return Cell(
-        key=key,
-        method=key["method"],
-        source=key.get("source"),
-        steps=key.get("steps"),
-        nfe=key.get("steps"),
-        length=kind.length,
-        anchor=kind.anchor,
-        end_of_text=tokenizer.end_of_text,
-        seconds=seconds,
-        hardware=hardware(desk.settings.device),
-        texts=texts,
-        tokens=found.tolist(),
-        prefixes=prefixes,
-        given=task.given.tolist(),
-    )
+    return Cell.of(key, found, made.velocity.spec, made.tokenizer, asked.device, given=task.given, seconds=seconds)
 
 
 def fields_of(row: Row, cell: Cell, task: Prefixes) -> Plain:
@@ -168,12 +130,6 @@ def fields_of(row: Row, cell: Cell, task: Prefixes) -> Plain:
     value, low, high = mean_interval(token_accuracy(torch.tensor(cell.tokens), task.rows, task.asked))
     plain = {name: value for name, value in row.plain().items() if name not in UNSAMPLED and value is not None}
     return {**plain, "accuracy": value, "accuracy_interval": [low, high], "texts": cell.texts[:2]}
-
-
-def shared_start(one: str, two: str) -> str:
-    """The longest beginning that both texts have."""
-    differ = (i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b)
-    return one[: next(differ, min(len(one), len(two)))]
 
 
 def mauve_of(desk: Desk, cell: Cell, held_out: Cell) -> float | None:

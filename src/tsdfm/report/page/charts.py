@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from tsdfm.charts import Axis, Chart, Point, Series
+from tsdfm.compass.figure import energy_chart
 from tsdfm.report.metrics.intervals import Estimate
 from tsdfm.report.page.gather import Gathered, MadeFolder
 from tsdfm.report.rows import REAL, Row, finite
@@ -88,21 +89,8 @@ def frontier(found: Gathered, entropy: str) -> dict[str, Charts]:
 
 def energy(found: Gathered) -> Charts:
     """The mean energy of each time bin within one standard deviation, a chart for each compass."""
-    out = Charts()
-    for source, exam in found.compass.items():
-        points = [
-            Point(x=(b["from"] + b["to"]) / 2, y=b["mean"], low=b["mean"] - std, high=b["mean"] + std)
-            for b, std in ((b, b.get("std") or 0.0) for b in exam["bins"] if finite(b.get("mean")))
-        ]
-        if points:
-            out[f"energy-{source}"] = Chart(
-                title=f"energy against time, {source} source",
-                caption=f"{source} source",
-                x=Axis(label="time t", low=0, high=1),
-                y=Axis(label="energy"),
-                series=[Series(name="energy of held-out states", style=3, points=points, band=True)],
-            )
-    return out
+    known = {source: exam for source, exam in found.compass.items() if any(finite(b.get("mean")) for b in exam["bins"])}
+    return {f"energy-{source}": energy_chart({**exam, "source": source}) for source, exam in known.items()}
 
 
 def training(group: str, runs: Sequence[MadeFolder]) -> Charts:
