@@ -13,6 +13,7 @@ ROOMS = (
     "errors",
     "lazy",  # names that are loaded when they are asked for
     "settings",
+    "charts",  # SVG, of plain numbers
     "store",  # files, manifests, checkpoints, bundles
     "kernels",  # Triton kernels and their references: no network, no flow
     "corpus",
@@ -36,8 +37,6 @@ ROOMS = (
 )
 FRONT = ("__init__", "__main__")  # the doors of the house: they may import any room
 MENDED_NEXT = {  # (module, room) of imports that are still against the order
-    ("report/runs.py", "recipes"),
-    ("report/runs.py", "pipeline"),
     ("pipeline/reports.py", "cli"),
 }
 

@@ -10,7 +10,7 @@ from tsdfm.corpus.world import SMALL
 from tsdfm.judges.base import OnDone, Score
 from tsdfm.judges.cache import score_file
 from tsdfm.judges.world import WorldJudge
-from tsdfm.report.book import book_at, judge_named
+from tsdfm.report.bench import book_at, judge_named
 
 TEXTS = ["Mia has a red ball.", "Ben has a blue kite.", "", "Mia has a red ball."]
 

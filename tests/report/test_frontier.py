@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from tsdfm.report.frontier import (
+from tsdfm.report.metrics.matched import (
     Curves,
     PooledEntropy,
     Sweep,
@@ -21,7 +21,7 @@ from tsdfm.report.frontier import (
     ratio_at,
     ratios_at,
 )
-from tsdfm.report.metrics import bigram_entropy_bits
+from tsdfm.report.metrics.ngrams import NgramPool
 
 E = math.e
 CONTROL = [(3.0, E**3), (1.0, E)]  # log ppl = H on 1 to 3; the order of points does not matter
@@ -64,9 +64,9 @@ def test_the_ratio_over_the_overlap_is_the_mean_of_the_log_ratio() -> None:
 def cells(ppl: torch.Tensor, entropies: list[float], factor: float = 1.0, geometric: bool = False) -> list[Sweep]:
     """A sweep at T = 0.9, 1.0, 1.1 whose texts have entropies around those given, log ppl linear in them."""
     out = []
-    for warmth, centre in zip((0.9, 1.0, 1.1), entropies, strict=True):
+    for temperature, centre in zip((0.9, 1.0, 1.1), entropies, strict=True):
         own = torch.full_like(ppl, centre)
-        out.append(Sweep(warmth, factor * ppl * math.exp(centre), geometric, mean_entropy(own)))
+        out.append(Sweep(temperature, factor * ppl * math.exp(centre), geometric, mean_entropy(own)))
     return out
 
 
@@ -120,11 +120,11 @@ def test_pooled_entropy_is_that_of_the_metrics_and_its_draws_are_centred_on_it()
     made = torch.Generator().manual_seed(2)
     rows = [torch.randint(0, 6, (20,), generator=made) for _ in range(12)]
     entropy = PooledEntropy(rows)
-    assert float(entropy(None)) == pytest.approx(bigram_entropy_bits(rows))
+    assert float(entropy(None)) == pytest.approx(NgramPool(rows, 2).entropy())
     picks = torch.randint(12, (30, 12), generator=made)
-    assert float(entropy(picks).mean()) == pytest.approx(bigram_entropy_bits(rows))
+    assert float(entropy(picks).mean()) == pytest.approx(NgramPool(rows, 2).entropy())
     shift = entropy(picks)[0] - entropy(picks)[1]
-    apart = bigram_entropy_bits([rows[i] for i in picks[0]]) - bigram_entropy_bits([rows[i] for i in picks[1]])
+    apart = NgramPool([rows[i] for i in picks[0]], 2).entropy() - NgramPool([rows[i] for i in picks[1]], 2).entropy()
     assert float(shift) == pytest.approx(apart)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,22 +14,20 @@ import torch
 
 import tsdfm
 from tsdfm.compass import load_compass
+from tsdfm.corpus.story_judge import judge
+from tsdfm.corpus.world import SMALL as SMALL_WORLD
+from tsdfm.corpus.world import render
 from tsdfm.distil.settings import NavigateSettings
 from tsdfm.errors import UserError
-from tsdfm.report.cells import Cells, load_cell
-from tsdfm.report.measure import (
-    MeasureSettings,
-    bias_key,
-    mark_collapsed,
-    measure,
-    real_cell,
-    real_row,
-    run,
-    sampled,
-    spread,
-)
-from tsdfm.report.metrics import entropy_bits
-from tsdfm.report.score import Bench
+from tsdfm.report.bench import Bench, bias_key, judge_stories, spread
+from tsdfm.report.cells import Cells, load_cell, written
+from tsdfm.report.measure import run
+from tsdfm.report.metrics.intervals import Estimate
+from tsdfm.report.metrics.ngrams import TextStats, entropy_bits
+from tsdfm.report.rows import Row, marked
+from tsdfm.report.runs import run_at
+from tsdfm.report.settings import MeasureSettings
+from tsdfm.report.summary import closing
 from tsdfm.samples.guide import Guide
 from tsdfm.samples.model import TextModel
 from tsdfm.tokens.rows import TokenRows
@@ -42,16 +42,21 @@ PROTOCOL = (
 )
 
 
+def measure(settings: MeasureSettings, path: Path, guide: Guide | None = None, bench: Bench | None = None) -> list[Any]:
+    """The rows of a run at every step count, as JSON has them."""
+    made, bench = run_at(path), bench or Bench(settings)
+    cells = [bench.cell(made, steps, guide=guide) for steps in settings.steps_of(made)]
+    return [bench.row(made, cell, guide=guide).plain() for cell in cells]
+
+
 def no_sampling(*_: Any, **__: Any) -> None:
     raise AssertionError("sampled again")
 
 
 def test_rows_follow_the_protocol_and_are_the_models_own_texts(report_home: Path) -> None:
     student = report_home / "fs-dfm-uniform"
-    said: list[str] = []
-    rows = measure(SMALL, student, said.append)
+    rows = measure(SMALL, student)
     assert [row["steps"] for row in rows] == [2, 3]
-    assert len(said) == 2
     assert not [name for name in PROTOCOL if name not in rows[0]]
     made = tsdfm.load(student, "cpu")
     samples = made.sample(6, 2, 5)
@@ -65,15 +70,16 @@ def test_rows_follow_the_protocol_and_are_the_models_own_texts(report_home: Path
     assert rows[0]["entropy_bits"] == pytest.approx(sum(entropy_bits(kept)) / 6)
     assert rows[0]["method"] == "fs-dfm"
     assert rows[0]["checkpoint"] == made.velocity.sha256[:16]
-    json.dumps(rows)
+    assert [Row.read(row).plain() for row in json.loads(json.dumps(rows))] == rows
 
 
 def test_a_teacher_has_its_own_steps_unless_there_are_none(report_home: Path) -> None:
     teacher = report_home / "teacher-uniform"
-    assert [row["steps"] for row in measure(SMALL, teacher, lambda _: None)] == [2]
+    assert [row["steps"] for row in measure(SMALL, teacher)] == [2]
     own = replace(SMALL, teacher_steps=())
-    assert [row["steps"] for row in measure(own, teacher, lambda _: None, name="mine")] == [2, 3]
-    assert measure(own, teacher, lambda _: None, name="mine")[0]["method"] == "mine"
+    assert [row["steps"] for row in measure(own, teacher)] == [2, 3]
+    model, bench = run_at(teacher), Bench(own)
+    assert bench.row(model, bench.cell(model, 2), name="mine").method == "mine"
 
 
 def test_nothing_is_sampled_twice(report_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,11 +114,11 @@ def test_a_guided_cell_is_another_cell(report_home: Path, tmp_path: Path) -> Non
     compass = load_compass(report_home / "compass-uniform", "cpu")
     few = replace(SMALL, steps=(2,), samples=3)
     bench = Bench(few, Cells(tmp_path))
-    plain = measure(few, student, lambda _: None, bench=bench)[0]
+    plain = measure(few, student, bench=bench)[0]
     found = {}
     for k in (1, 3):
         guide = Guide("sequence-to-token", compass, NavigateSettings(k=k, tau=0.0))
-        found[k] = measure(few, student, lambda _: None, guide=guide, bench=bench)[0]
+        found[k] = measure(few, student, guide=guide, bench=bench)[0]
     assert (plain["guide"], plain["compass_calls"]) == (None, 0.0)
     assert found[1]["guide"] == "sequence-to-token"
     assert found[3]["compass_calls"] > found[1]["compass_calls"] > 0
@@ -123,18 +129,18 @@ def test_a_guided_cell_is_another_cell(report_home: Path, tmp_path: Path) -> Non
 
 def test_judges_side_by_side(report_home: Path) -> None:
     two = replace(SMALL, steps=(2,), judges=("world:full", "world:small"))
-    row = measure(two, report_home / "fs-dfm-uniform", lambda _: None)[0]
+    row = measure(two, report_home / "fs-dfm-uniform")[0]
     assert [name.rsplit(":", 1)[0] for name in row["judges"]] == ["story-world:small", "story-world:full"]
     assert row["judge"] == next(iter(row["judges"]))
     assert row["ppl"] == pytest.approx(row["judges"][row["judge"]]["ppl"])
     assert row["nll"] == pytest.approx(row["judges"][row["judge"]]["nll"])
-    bare = measure(replace(SMALL, steps=(2,), world=None), report_home / "fs-dfm-uniform", lambda _: None)[0]
+    bare = measure(replace(SMALL, steps=(2,), world=None), report_home / "fs-dfm-uniform")[0]
     assert "valid" not in bare
     assert bare["judges"] == {}
 
 
 def test_held_out_text_is_read_as_it_is(report_home: Path) -> None:
-    row = real_row(SMALL, report_home / "tokens")
+    row = Bench(SMALL).target(report_home / "tokens").plain()
     rows = TokenRows(report_home / "tokens", "valid")
     assert row["method"] == "held-out text"
     assert row["valid"] == 1.0
@@ -143,21 +149,21 @@ def test_held_out_text_is_read_as_it_is(report_home: Path) -> None:
     assert row["texts"][0] == rows.tokenizer.decode(first)
 
 
-def test_held_out_rows_are_spread_over_the_split(report_home: Path) -> None:
+def test_held_out_rows_are_spread_over_the_split(report_home: Path, tmp_path: Path) -> None:
     assert spread(10, 4) == [0, 2, 5, 7]
     assert spread(3, 8) == [0, 1, 2]
     rows = TokenRows(report_home / "tokens", "valid")
-    cell = real_cell(replace(SMALL, samples=4), report_home / "tokens", Cells())
+    Bench(replace(SMALL, samples=4), Cells(tmp_path)).target(report_home / "tokens")
+    (cell,) = map(load_cell, tmp_path.glob("*.json"))
     assert cell.tokens == [rows[i * len(rows) // 4].tolist() for i in range(4)]
 
 
 def test_a_bias_is_part_of_the_key(report_home: Path, tmp_path: Path) -> None:
-    made, cells = tsdfm.load(report_home / "fs-dfm-uniform", "cpu"), Cells(tmp_path)
-    few = replace(SMALL, samples=4)
-    plain = sampled(few, made, 2, cells)
-    bias = torch.zeros(made.velocity.spec.vocab)
+    made, bench = run_at(report_home / "fs-dfm-uniform"), Bench(replace(SMALL, samples=4), Cells(tmp_path))
+    plain = bench.cell(made, 2)
+    bias = torch.zeros(bench.model(made).velocity.spec.vocab)
     bias[7] = 20.0
-    pushed = sampled(few, made, 2, cells, bias=bias)
+    pushed = bench.cell(made, 2, bias=bias)
     assert "bias" not in plain.key
     assert pushed.key == {**plain.key, "bias": bias_key(bias)}
     assert bias_key(bias) == bias_key(bias.double()) != bias_key(bias * 2)
@@ -166,7 +172,7 @@ def test_a_bias_is_part_of_the_key(report_home: Path, tmp_path: Path) -> None:
 
 
 def test_rows_of_a_cell_are_what_was_written(report_home: Path) -> None:
-    cell = sampled(replace(SMALL, samples=5), tsdfm.load(report_home / "fs-dfm-uniform", "cpu"), 2, Cells())
+    cell = Bench(replace(SMALL, samples=5)).cell(run_at(report_home / "fs-dfm-uniform"), 2)
     cell.given = [0, 3, 48, 1, 7]
     cell.tokens[3][1:] = [cell.end_of_text] * 47  # nothing but padding
     for row, tokens, given in zip(cell.rows(), cell.tokens, cell.given, strict=True):
@@ -177,11 +183,53 @@ def test_rows_of_a_cell_are_what_was_written(report_home: Path) -> None:
 
 
 def test_more_than_one_bit_under_real_text_is_collapsed() -> None:
-    rows: list[dict[str, Any]] = [{"method": "a", "entropy_bits": e} for e in (4.0, 3.01, 2.99)]
-    mark_collapsed([*rows, {"method": "held-out text", "entropy_bits": 4.0}])
-    assert [row["collapsed"] for row in rows] == [False, False, True]
-    mark_collapsed(rows)  # nothing to compare with
-    assert [row["collapsed"] for row in rows] == [False, False, False]
+    def row(method: str, bits: float) -> Row:
+        return Row(method=method, text=TextStats(entropy_bits=Estimate(bits)))
+
+    rows = [row("a", bits) for bits in (4.0, 3.01, 2.99)]
+    found = marked([*rows, row("held-out text", 4.0)])
+    assert [one.collapsed for one in found] == [False, False, True, False]
+    assert [one.collapsed for one in marked(found[:3])] == [False, False, False]  # nothing to compare with
+
+
+def test_padding_goes_and_only_padding() -> None:
+    assert written(torch.tensor([1, 9, 2, 9, 9]), 9).tolist() == [1, 9, 2]
+    assert written(torch.tensor([1, 2]), 9).tolist() == [1, 2]
+    assert written(torch.tensor([9, 9]), 9).tolist() == []
+
+
+def test_stories_are_counted_and_weighed() -> None:
+    good = [render(SMALL_WORLD.draw(random.Random(n))) for n in range(3)]
+    bad = good[0].replace(" has ", " have ", 1)
+    found = judge_stories([*good, bad], SMALL_WORLD)
+    assert found.valid.value == 0.75
+    assert found.valid.low < 0.75 < found.valid.high
+    assert found.broken_rules == {"grammar": 1}
+    exact = [-judge(text, SMALL_WORLD).log_likelihood for text in good]
+    assert found.nll_valid == pytest.approx(sum(exact) / 3)
+    assert found.ppl is not None
+    assert found.ppl.value == pytest.approx(sum(judge(text, SMALL_WORLD).perplexity for text in (*good, bad)) / 4)
+    assert found.nll is not None
+    assert math.isfinite(found.nll)
+
+
+def test_a_pipeline_ends_with_one_table_three_texts_and_a_place(
+    report_home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = [report_home / f"{name}-uniform" for name in ("teacher", "fs-dfm", "control", "ts-dfm")]
+    run(SMALL, models, report_home / "tokens", tmp_path / "report")
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert len(said.err.splitlines()) == 4  # a line a model
+    closing(tmp_path, Path("index.html"))
+    lines = capsys.readouterr().out.splitlines()
+    assert len([line for line in lines if line.startswith("│")]) == 5  # four models and held-out text
+    assert sum(" source, 2 steps: " in line for line in lines) == 3
+    assert lines[-1] == "the report is index.html: open it in a browser"
+    run(SMALL, models[:1], report_home / "tokens", tmp_path / "report", verbose=True)
+    said = capsys.readouterr()
+    assert "perplexity" in said.err
+    assert "[" in said.out  # with intervals
 
 
 @pytest.mark.parametrize(
@@ -205,7 +253,7 @@ def test_packed_rows_are_read_whole(report_home: Path, tmp_path: Path) -> None:
     packed = TokensSettings(
         corpus=report_home / "corpus", out=tmp_path / "tokens", vocab_size=400, length=48, layout="packed", workers=1
     )
-    row = real_row(replace(SMALL, world="", judges=("world:small",)), make_tokens(packed))
+    row = Bench(replace(SMALL, world="", judges=("world:small",))).target(make_tokens(packed)).plain()
     rows = TokenRows(tmp_path / "tokens", "valid")
     assert rows.anchor == 0
     assert row["texts"][0] == rows.tokenizer.decode(rows[0].astype("int64"), end="\n\n")

@@ -1,4 +1,4 @@
-"""Bootstrap intervals of means, pooled means and any statistic."""
+"""Bootstrap intervals of means, pooled means and pools."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ import pytest
 import torch
 
 from tsdfm.errors import UserError
-from tsdfm.report.metrics import (
-    bigram_entropy_bits,
-    bigram_entropy_interval,
-    distinct,
-    distinct_interval,
-    interval,
-    mean_interval,
-    ratio_interval,
-)
+from tsdfm.report.metrics.intervals import ends, mean_interval, ratio_interval, resamples
+from tsdfm.report.metrics.ngrams import NgramPool, text_stats
 
 
-def test_all_three_agree_where_they_mean_the_same() -> None:
+def test_means_and_ratios_are_resampled_by_hand() -> None:
     values = [1.0, 2.0, 4.0, 8.0, 3.0]
     mean = mean_interval(values, seed=4, draws=300)
-    assert interval(lambda v: sum(v) / len(v), values, seed=4, draws=300) == pytest.approx(mean)
+    drawn = sorted(sum(values[i] for i in picks) / 5 for picks in resamples(5, 4, 300).tolist())
+    assert mean == pytest.approx((3.6, drawn[7], drawn[292]))
     assert ratio_interval(values, [1.0] * 5, seed=4, draws=300) == pytest.approx(mean)
+    # y = 2x text by text: their ratio has no spread unless the pairs were torn apart
+    assert ratio_interval([2 * v for v in values], values, draws=50) == pytest.approx((2.0, 2.0, 2.0))
 
 
-def test_lists_are_resampled_together() -> None:
-    """y = 2x text by text: their ratio has no spread unless the pairs were torn apart."""
-    x = [1.0, 5.0, 9.0, 2.0]
-    found = interval(lambda a, b: sum(b) / sum(a), x, [2 * v for v in x], draws=50)
-    assert found == pytest.approx((2.0, 2.0, 2.0))
+def test_a_bootstrap_interval_covers_the_mean_as_often_as_it_says() -> None:
+    draw = random.Random(0)
+    hits = 0
+    for trial in range(200):
+        sample = [draw.gauss(3.0, 2.0) for _ in range(60)]
+        mean, low, high = mean_interval(sample, seed=trial, draws=400)
+        assert low <= mean <= high
+        hits += low <= 3.0 <= high
+    assert 178 <= hits <= 199  # 95 % of 200, less a little for the bootstrap's bias
 
 
 def test_a_pooled_ratio_covers_its_truth_as_often_as_it_says() -> None:
@@ -48,24 +48,19 @@ def test_a_pooled_ratio_covers_its_truth_as_often_as_it_says() -> None:
 def test_a_centred_interval_holds_a_statistic_that_resampling_lowers() -> None:
     generator = torch.Generator().manual_seed(0)
     rows = list(torch.randint(50, (20, 30), generator=generator))
-    value, low, high = bigram_entropy_interval(rows)
-    assert value == bigram_entropy_bits(rows)
+    found = text_stats(rows).bigram_entropy_bits
+    assert found is not None
+    value, low, high = found
+    pool = NgramPool(rows, 2)
+    drawn = torch.tensor([NgramPool([rows[i] for i in picks], 2).entropy() for picks in resamples(20, 0, 200)])
+    assert value == pool.entropy()
     assert low < value < high
-    _, _, plain_high = interval(bigram_entropy_bits, rows, draws=200)
-    assert plain_high < value  # what the centring is for
-    assert interval(bigram_entropy_bits, rows, draws=200, centred=True) == pytest.approx((value, low, high))
-    one, below, above = distinct_interval(rows, 2)
-    assert one == distinct(rows, 2)
-    assert below < one < above
+    assert ends(drawn, value)[2] < value  # what the centring is for
+    assert ends(drawn.double(), value, centred=True) == pytest.approx((value, low, high), abs=1e-5)
 
 
 def test_nothing_to_resample_is_refused() -> None:
-    for call in (
-        lambda: mean_interval([]),
-        lambda: ratio_interval([1.0], [0.0]),
-        lambda: interval(len, []),
-        lambda: interval(lambda a, b: 0.0, [1], [1, 2]),
-    ):
+    for call in (lambda: mean_interval([]), lambda: ratio_interval([1.0], [0.0])):
         with pytest.raises(UserError):
             call()
     assert mean_interval([3.0]) == (3.0, 3.0, 3.0)

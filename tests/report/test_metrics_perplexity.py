@@ -8,7 +8,8 @@ import pytest
 
 from tsdfm.errors import UserError
 from tsdfm.judges.base import Score
-from tsdfm.report.metrics import bits_per_character, judge_fields, next_token_accuracy, perplexities
+from tsdfm.report.metrics.perplexity import judge_scores
+from tsdfm.report.rows import plain
 
 SCORES = [
     Score(nll=10 * math.log(2), tokens=10, characters=40, hits=5),  # perplexity 2
@@ -19,7 +20,7 @@ SCORES = [
 
 
 def test_the_definitions_by_hand() -> None:
-    found = judge_fields(SCORES, own_tokens=[5, 4, 8, 0])
+    found = plain(judge_scores(SCORES, own_tokens=[5, 4, 8, 0]))
     assert found["ppl"] == pytest.approx((2 + 8 + 4) / 3)
     assert found["ppl_corpus"] == pytest.approx(2 ** ((10 + 6 + 8) / 16))
     assert found["ppl_geometric"] == pytest.approx(64 ** (1 / 3))
@@ -32,23 +33,18 @@ def test_the_definitions_by_hand() -> None:
     for name in ("ppl", "ppl_corpus", "ppl_geometric", "ppl_median", "ppl_own", "bits_per_char", "nll"):
         low, high = found[f"{name}_interval"]
         assert low <= found[name] <= high
-    assert perplexities(SCORES) == pytest.approx([2, 8, 4])
-    assert bits_per_character(SCORES) == pytest.approx(24 / 70)
-    assert next_token_accuracy(SCORES) == pytest.approx(6 / 16)
 
 
 def test_equal_lengths_make_corpus_and_geometric_the_same() -> None:
     scores = [Score(nll=n, tokens=7, characters=9, hits=0) for n in (3.0, 12.5, 7.0)]
-    found = judge_fields(scores)
+    found = plain(judge_scores(scores))
     assert found["ppl_corpus"] == pytest.approx(found["ppl_geometric"])
     assert found["ppl"] > found["ppl_geometric"]  # Jensen
     assert "ppl_own" not in found
 
 
 def test_nothing_scored_is_said_so() -> None:
-    assert judge_fields([SCORES[-1]]) == {"ppl": None, "ppl_interval": None, "unscored": 1}
+    assert plain(judge_scores([SCORES[-1]])) == {"ppl": None, "ppl_interval": None, "unscored": 1}
     with pytest.raises(UserError, match="1 counts"):
-        judge_fields(SCORES, own_tokens=[1])
-    with pytest.raises(UserError, match="at least one character"):
-        bits_per_character([SCORES[-1]])
-    assert math.isfinite(judge_fields([Score(nll=1e6, tokens=1, characters=1, hits=0)])["ppl"])
+        judge_scores(SCORES, own_tokens=[1])
+    assert math.isfinite(plain(judge_scores([Score(nll=1e6, tokens=1, characters=1, hits=0)]))["ppl"])

@@ -18,7 +18,7 @@ from tsdfm.judges.world import WorldJudge
 from tsdfm.report.cells import load_cell
 from tsdfm.report.commands.mauve import nearness
 from tsdfm.report.desk import command_line
-from tsdfm.report.paper import LABELS, MAIN
+from tsdfm.report.paper import MAIN, QUOTES
 from tsdfm.report.settings import CandidatesSettings, FrontierSettings, PolicySettings
 from tsdfm.tokens.rows import TokenRows
 
@@ -41,8 +41,8 @@ def table(home: Path, out: Path, name: str, *more: str, file: str = "") -> dict[
     for column in found["columns"]:
         assert {"name", "label", "align", "format"} == set(column)
     assert found["command"].startswith(f"tsdfm report {name} ")
-    if name in LABELS:
-        assert found["paper"]["label"].split(",")[0] in LABELS[name]
+    if name in QUOTES:
+        assert found["paper"]["label"] == QUOTES[name].label
     return found
 
 

@@ -13,11 +13,11 @@ import torch
 import tsdfm
 from tsdfm.errors import UserError
 from tsdfm.flow import grid
+from tsdfm.report.cells import shared_start
 from tsdfm.report.commands.diversity import diversity
 from tsdfm.report.commands.overhead import benchmark_rows, step_time, steps_in
-from tsdfm.report.commands.prefix import shared_start
 from tsdfm.report.desk import size, world_of
-from tsdfm.report.runs import Run, find_runs
+from tsdfm.report.runs import TrainedRun, find_runs, run_at
 from tsdfm.report.walk import allocation, continue_rows, points_between, sources, walk
 
 
@@ -134,11 +134,11 @@ def test_step_times_leave_out_the_first_interval(tmp_path: Path) -> None:
         {"step": 50, "kind": "train", "seconds": 3.0},
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 60, "ki')
-    assert step_time(Run(tmp_path, {})) == (pytest.approx(150.0), 40)
+    assert step_time(TrainedRun(tmp_path, {})) == (pytest.approx(150.0), 40)
     (tmp_path / "metrics.jsonl").write_text(json.dumps(lines[0]) + "\n")
-    assert step_time(Run(tmp_path, {})) == (pytest.approx(9000.0), 10)
+    assert step_time(TrainedRun(tmp_path, {})) == (pytest.approx(9000.0), 10)
     (tmp_path / "metrics.jsonl").unlink()
-    assert step_time(Run(tmp_path, {})) == (None, 0)
+    assert step_time(TrainedRun(tmp_path, {})) == (None, 0)
 
 
 def test_a_benchmarks_rows(tmp_path: Path) -> None:
@@ -165,35 +165,21 @@ def test_shared_start() -> None:
     assert shared_start("", "x") == ""
 
 
-def test_a_recipe_is_run_first_and_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recipe_is_not_run_but_its_command_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("mine.toml").write_text(
-        """
-        [corpus]
-        name = "world:small"
-        limit = 60
-        valid = 0.1
-        [tokens]
-        length = 36
-        layout = "document"
-        [teacher]
-        eval_rows = 4
-        eval_times = 1
-        [teacher.net]
-        width = 16
-        depth = 1
-        heads = 1
-        [teacher.loop]
-        steps = 1
-        batch = 2
-        """
-    )
-    found = find_runs([Path("mine.toml")])
-    assert [run.path for run in found.models] == [Path("runs/mine/teacher-uniform")]
-    weights = next(Path("runs/mine").glob("teacher-uniform/checkpoints/*/model.safetensors"))
-    before = weights.stat().st_mtime_ns
-    find_runs([Path("mine.toml")])
-    assert weights.stat().st_mtime_ns == before
+    for name in ("tiny_cpu", "mine.toml"):
+        with pytest.raises(UserError, match=rf"`tsdfm pipeline {name} --out FOLDER` makes those of a recipe"):
+            find_runs([Path(name)])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_runs_kind_and_place_are_read_off_its_manifest(report_home: Path) -> None:
+    runs = [run_at(report_home / f"{name}-uniform") for name in ("ts-dfm", "teacher")]
+    assert [run.many_step for run in runs] == [False, True]
+    assert [run.name for run in sorted(runs, key=lambda run: run.order)] == ["teacher-uniform", "ts-dfm-uniform"]
+    other = TrainedRun(Path("x"), {"stage": "other", "model": {"source": "mask", "schedule": "cubic"}})
+    assert other.many_step
+    assert max(*runs, other, key=lambda run: run.order) is other
 
 
 def test_an_interrupted_interval_counts_the_steps_it_timed() -> None:

@@ -145,7 +145,8 @@ def pipeline(folder: Path) -> Path:
             way(method, source, compass="feedfeedfeedfeed").save(report / "trajectories" / f"{method}-{source}-3.json")
     for name in ("teacher-uniform", "teacher-mask", "ts-dfm-uniform"):
         stage, _, source = name.rpartition("-")
-        about = {"stage": stage, "created": "2026-01-01T00:00:00+00:00", "seed": 0, "model": {"source": source}}
+        about = {"stage": stage, "created": "2026-01-01T00:00:00+00:00", "seed": 0}
+        about["model"] = {"source": source, "schedule": "cubic", "step_size": stage != "teacher"}
         about["settings"] = {"tokens": str(folder / "tokens"), "note": HOSTILE, "loop": {"steps": 300}}
         write_json(folder / name / "manifest.json", about)
         lines = [

@@ -13,22 +13,35 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from tsdfm.errors import UserError
+from tsdfm.report.hardware import hardware
+from tsdfm.report.rows import REAL, Plain
 from tsdfm.store.files import read_json, write_json
+from tsdfm.tokens.tokenizer import Tokenizer
 
 FORMAT = 1
+
+
+class Layout(Protocol):
+    """What rows are: their length, and how many tokens stand before a text."""
+
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def anchor(self) -> int: ...
 
 
 @dataclass(kw_only=True)
 class Cell:
     """Texts and how they were made. `tokens` are whole rows [n, L]; `given` counts the prefix tokens of each row."""
 
-    key: dict[str, Any]
+    key: Plain
     method: str
     source: str | None
     steps: int | None
@@ -45,6 +58,44 @@ class Cell:
     prefixes: list[str] | None = None
     given: list[int] | None = None
 
+    @classmethod
+    def of(
+        cls,
+        key: Plain,
+        tokens: Tensor,
+        about: Layout,
+        tokenizer: Tokenizer,
+        device: str,
+        *,
+        given: Tensor | None = None,
+        seconds: float = 0.0,
+    ) -> Cell:
+        """Rows [n, L] as a cell, with their texts as a model's are written; `given` counts each row's prefix."""
+        end, texts, prefixes = " ¶ " if about.anchor else "\n\n", list[str](), list[str]()
+        for i, row in enumerate(tokens):
+            kept = written(row[about.anchor :], tokenizer.end_of_text) if about.anchor else row
+            texts.append(tokenizer.decode(kept, end=end))
+            if given is not None:
+                # a prefix may end inside a character: what both have in common is the prefix that can be read
+                prefix = tokenizer.decode(row[about.anchor : int(given[i])], end=end)
+                prefixes.append(shared_start(texts[-1], prefix))
+        return cls(
+            key=key,
+            method=key.get("method", REAL),
+            source=key.get("source"),
+            steps=key.get("steps"),
+            nfe=key.get("steps"),
+            length=about.length,
+            anchor=about.anchor,
+            end_of_text=tokenizer.end_of_text,
+            seconds=seconds,
+            hardware=hardware(device),
+            texts=texts,
+            tokens=tokens.tolist(),
+            prefixes=prefixes if given is not None else None,
+            given=given.tolist() if given is not None else None,
+        )
+
     def rows(self) -> list[Tensor]:
         """What was written of each row [n] int64: without anchor, prefix and padding."""
         given = self.given or [0] * len(self.tokens)
@@ -54,7 +105,7 @@ class Cell:
         starts = [max(self.anchor, count) for count in given]
         return [row[start : max(start, end)] for row, start, end in zip(table, starts, ends, strict=True)]
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> Plain:
         """For the file; a row of tokens is one string, which keeps it readable and small."""
         out = {f.name: getattr(self, f.name) for f in fields(self)}
         return {"format": FORMAT, **out, "tokens": [" ".join(map(str, row)) for row in self.tokens]}
@@ -64,6 +115,12 @@ def written(row: Tensor, end: int) -> Tensor:
     """A row without the end-of-text at its end, that is its padding."""
     ends = (row != end).nonzero()
     return row[: int(ends[-1]) + 1] if len(ends) else row[:0]
+
+
+def shared_start(one: str, two: str) -> str:
+    """The longest beginning that both texts have."""
+    differ = (i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b)
+    return one[: next(differ, min(len(one), len(two)))]
 
 
 @dataclass(frozen=True)

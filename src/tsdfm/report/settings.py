@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from tsdfm.distil.settings import NavigateSettings, PolicyName
 from tsdfm.errors import UserError
 from tsdfm.samples.defaults import JUMP
 from tsdfm.settings import Name, option, required
+
+if TYPE_CHECKING:
+    from tsdfm.report.runs import TrainedRun
 
 Definition = Literal["paper", "geometric"]
 DEFINITION = "perplexity of several texts: the mean of theirs, or exp of their mean log, which one bad text moves less"
@@ -28,7 +31,7 @@ class MeasureSettings:
     """What to sample and how to judge it."""
 
     steps: tuple[int, ...] = option((4, 8, 16, 32), "step counts")
-    teacher_steps: tuple[int, ...] = option((4, 8, 16, 32, 256), "step counts of a teacher; empty is `steps`")
+    teacher_steps: tuple[int, ...] = option((4, 8, 16, 32, 256), "step counts of a many-step model; empty is `steps`")
     samples: int = option(256, "texts for each step count")
     seed: int = option(0, "seed of the sampling")
     temperature: float = option(1.0, "sampling temperature")
@@ -54,18 +57,16 @@ class MeasureSettings:
             raise UserError("a sweep needs at least one of temperatures")
         check_sweep(self.temperatures)
 
-    def steps_of(self, method: str) -> tuple[int, ...]:
-        """The step counts of a method: a teacher has a list of its own."""
-        return (self.teacher_steps or self.steps) if method == "teacher" else self.steps
+    def steps_of(self, run: TrainedRun) -> tuple[int, ...]:
+        """The step counts of a run: a many-step model has a list of its own."""
+        return (self.teacher_steps or self.steps) if run.many_step else self.steps
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportSettings:
     """Which runs a table is about, and how its texts are made and judged. What is none is as the runs were measured."""
 
-    runs: tuple[Path, ...] = required(
-        "a pipeline's folder, run folders, a shipped model's name, or a recipe, whose pipeline is run first"
-    )
+    runs: tuple[Path, ...] = required("a pipeline's folder, run folders, or a shipped model's name")
     out: Path | None = option(None, "folder of the report; none is `report` beside the runs")
     tokens: Path | None = option(None, "the tokens folder, for held-out text; none finds it")
     samples: int | None = option(None, "texts for each figure; none is what the runs were measured with, or 64")
@@ -76,6 +77,7 @@ class ReportSettings:
     world: str | None = option(None, "story world that judges: full or small; none finds it, '' is no story world")
     judges: tuple[str, ...] = option((), "more judges, as `tsdfm judge score` takes them; may be given many times")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
+    verbose: bool = option(False, "print whole tables and every cell; without it, what fits on a screen")
 
     def __post_init__(self) -> None:
         if self.samples is not None and self.samples < 1:
@@ -87,7 +89,7 @@ class MeasureRunsSettings(ReportSettings):
     """Measure runs: sample each at several step counts and write `metrics.json`."""
 
     steps: tuple[int, ...] = option((4, 8, 16, 32), "step counts")
-    teacher_steps: tuple[int, ...] = option((4, 8, 16, 32, 256), "step counts of a teacher; empty is `steps`")
+    teacher_steps: tuple[int, ...] = option((4, 8, 16, 32, 256), "step counts of a many-step model; empty is `steps`")
     show: int = option(2, "texts to keep as examples in each row")
     frontier: bool = option(False, "also sweep the temperature")
 
@@ -97,7 +99,7 @@ class MainSettings(ReportSettings):
     """Perplexity and entropy of every method at every step count, as the paper's main table."""
 
     steps: tuple[int, ...] = option((), "step counts; empty is what the runs were measured with, or 4,8,16,32")
-    teacher_steps: tuple[int, ...] = option((), "step counts of a teacher; empty is as for `steps`, and 256")
+    teacher_steps: tuple[int, ...] = option((), "step counts of a many-step model; empty is as for `steps`, and 256")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,12 +142,9 @@ class GuidedSettings(ReportSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CandidatesSettings(GuidedSettings):
-    """Guided generation with K candidates, as the paper's table of K."""
+class SweptSettings(GuidedSettings):
+    """What guided texts are compared with."""
 
-    steps: int = option(8, "network passes")
-    k: tuple[int, ...] = option((1, 2, 3, 5, 8), "numbers of candidates")
-    policy: PolicyName = option("sequence-to-token", "the policy")
     temperatures: tuple[float, ...] = option((), BLIND)
 
     def __post_init__(self) -> None:
@@ -154,15 +153,19 @@ class CandidatesSettings(GuidedSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicySettings(GuidedSettings):
+class CandidatesSettings(SweptSettings):
+    """Guided generation with K candidates, as the paper's table of K."""
+
+    steps: int = option(8, "network passes")
+    k: tuple[int, ...] = option((1, 2, 3, 5, 8), "numbers of candidates")
+    policy: PolicyName = option("sequence-to-token", "the policy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicySettings(SweptSettings):
     """Generation without guidance and with each policy, as the paper's policy table."""
 
     steps: tuple[int, ...] = option((8, 16), "step counts (the paper has 8, 16, 32 and 64)")
-    temperatures: tuple[float, ...] = option((), BLIND)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_sweep(self.temperatures)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,7 +231,7 @@ class MauveSettings(ReportSettings):
     """How near texts come to held-out text, as features of a judge see them."""
 
     steps: tuple[int, ...] = option((4, 8, 16, 32), "step counts")
-    teacher_steps: tuple[int, ...] = option((), "step counts of a teacher; empty is `steps`")
+    teacher_steps: tuple[int, ...] = option((), "step counts of a many-step model; empty is `steps`")
     clusters: int | None = option(None, "clusters of the features; none is a tenth of the texts")
     draws: int = option(200, "bootstrap draws of the intervals")
 
@@ -246,11 +249,19 @@ class ClaimsSettings(ReportSettings):
 
     student: str = option("ts-dfm", "the student in the paper's setting")
     base: str = option("fs-dfm", "the blind student it is compared with")
-    controls: tuple[Name, ...] = option(("control", "control-time"), "blind students of equal training")
+    control: str = option("control", "the blind student of equal training")
     random: str = option("ts-random", "the student trained with a random pick")
     from_teacher: str = option("ts-from-teacher", "the student that started from the teacher (DFM init)")
     thresholds: tuple[Name, ...] = option(("ts-tau-0.02", "ts-tau-0.4"), "students with other τ than the student's")
-    others: str = option("ts-", "students of other settings have names that begin so")
     student_steps: int = option(8, "steps of the student that is compared with its teacher")
     teacher_steps: int = option(1024, "steps of that teacher")
     accuracy: float = option(0.95, "what a compass should reach")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageSettings:
+    """Write the report of a pipeline's folder as one HTML file, or as one page of Markdown."""
+
+    folder: Path = required("pipeline folder: what `tsdfm pipeline --out` made")
+    markdown: Path | None = option(None, "write this Markdown file instead: settings, tables and where they come from")
+    open: bool = option(False, "open the page in the browser")

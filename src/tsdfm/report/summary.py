@@ -1,80 +1,108 @@
-"""The table that the measuring stage ends with: every cell a row, with 95 % intervals."""
+"""What is printed of `metrics.json`: a row a model, or every row with its intervals; texts; where the report is."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from rich.console import Console
 
-from tsdfm.report.table import Column, Table
+from tsdfm.report.metrics.intervals import Estimate
+from tsdfm.report.rows import REAL, Plain, Row
+from tsdfm.report.table import ENTROPY, METHOD, SOURCE, Column, Table
+
+MOST = 12  # rows of the table that a pipeline ends with
 
 
-def summary(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """The rows of `metrics.json` as a table; story columns only where the story world judged."""
-    stories = any("valid" in row for row in rows)
-    columns = [
-        Column("method", "method", "left"),
-        Column("source", "source", "left"),
-        Column("steps", "steps", format="d"),
-        Column("nfe", "NFE", format="d"),
-    ]
-    if stories:
-        columns += [Column("valid_text", "valid stories"), Column("nll", "NLL / story", format=".1f")]
-    columns += [
-        Column("ppl_text", "perplexity"),
-        Column("entropy_bits", "entropy (bits)", format=".2f"),
-        Column("tokens_per_s", "tokens/s", format=",.0f"),
-    ]
-    others = list(dict.fromkeys(name for row in rows for name in list(row.get("judges") or ())[1:]))
-    columns += [Column(f"ppl {name}", f"ppl, {name}", format=".2f") for name in others]
-    judged = "the exact judge of the story world" if stories else "language models"
-    table = Table("metrics", f"Texts judged by {judged}", columns, about=about(rows))
-    if stories:
-        table.notes.append("perplexity and NLL of stories are under the world with 1/1000 of noise")
-    table.rows = [shown(row) for row in rows]
+def read_rows(report: Path) -> list[Row]:
+    """The rows of a report's `metrics.json`."""
+    return [Row.read(row) for row in json.loads((report / "metrics.json").read_text(encoding="utf-8"))]
+
+
+def closing(out: Path, page: Path | None = None, console: Console | None = None) -> None:
+    """What a pipeline ends with: one table of at most twelve rows, three texts, and where the report lies."""
+    console = console or Console(width=None if Console().is_terminal else 120)
+    rows = read_rows(out / "report")
+    table = by_steps(rows)
+    if len(table.rows) > MOST:
+        left = len(table.rows) - MOST
+        table.rows = [*table.rows[: MOST - 1], table.rows[-1]]
+        table.notes.append(f"and {left} more models in {out / 'report' / 'metrics.json'}")
+    table.show(console)
+    for line in texts_of(rows, 3):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    where = page or out / "report"
+    console.print(f"the report is {where}: open it in a browser", highlight=False, soft_wrap=True)
+
+
+def by_steps(rows: Sequence[Row]) -> Table:
+    """A row a model: valid share (NLL a story) by steps, or perplexity (entropy) where there are no stories."""
+    made = [row for row in rows if row.steps is not None]
+    stories = any(row.valid for row in made)
+    steps = sorted({row.steps for row in made if row.steps is not None})
+    title = "Valid stories (NLL a story) by network passes" if stories else "Perplexity (entropy in bits) by steps"
+    table = Table("by-steps", title, [SOURCE, METHOD, *(Column(str(at), str(at)) for at in steps)])
+    for source, label in dict.fromkeys((row.source, row.label) for row in made):
+        mine = [row for row in made if (row.source, row.label) == (source, label)]
+        cells = {str(row.steps): both(row) for row in mine}
+        table.add(source=source, method=label, **cells, marks=[str(row.steps) for row in mine if row.collapsed])
+    for row in rows:
+        if row.method == REAL and steps:
+            table.add(source="", method=REAL, **{str(steps[-1]): both(row)})
+    table.about = about(rows)
     return table
 
 
-def shown(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row with its intervals as text."""
-    marks = ["entropy_bits", "ppl_text"] if row.get("collapsed") else []
-    out = {**row, "marks": marks, "ppl_text": with_interval(row, "ppl", ".2f")}
-    out |= {f"ppl {name}": fields.get("ppl") for name, fields in (row.get("judges") or {}).items()}
-    if "valid" in row:
-        out["valid_text"] = with_interval(row, "valid", ".3f", ".2f")
-    return out
+def both(row: Row) -> str:
+    """`0.64 (22.5)`."""
+    if row.valid:
+        return f"{row.valid.value:.2f}" + ("" if row.nll is None else f" ({row.nll:.1f})")
+    return f"{'–' if row.ppl is None else f'{row.ppl.value:.1f}'} ({row.entropy:.2f})"
 
 
-def with_interval(row: Mapping[str, Any], name: str, spec: str, ends: str | None = None) -> str | None:
+def every_row(rows: Sequence[Row]) -> Table:
+    """Every row with its intervals; story columns only where the story world judged."""
+    stories = any(row.valid for row in rows)
+    counts = [Column("steps", "steps", format="d"), Column("nfe", "NFE", format="d")]
+    valid = [Column("valid_text", "valid stories"), Column("nll", "NLL / story", format=".1f")] if stories else []
+    others = list(dict.fromkeys(name for row in rows for name in list(row.judges)[1:]))
+    rest = [Column("ppl_text", "perplexity"), ENTROPY, Column("tokens_per_s", "tokens/s", format=",.0f")]
+    rest += [Column(f"ppl {name}", f"ppl, {name}", format=".2f") for name in others]
+    judged = "the exact judge of the story world" if stories else "language models"
+    table = Table("metrics", f"Texts judged by {judged}", [METHOD, SOURCE, *counts, *valid, *rest], about=about(rows))
+    if stories:
+        table.notes.append("perplexity and NLL of stories are under the world with 1/1000 of noise")
+    for row in rows:
+        ppl = {f"ppl {name}": one.ppl.value if one.ppl else None for name, one in row.judges.items()}
+        shown = {"ppl_text": with_interval(row.ppl, ".2f"), "valid_text": with_interval(row.valid, ".3f", ".2f"), **ppl}
+        table.add(**row.plain(), **shown, marks=["entropy_bits", "ppl_text"] if row.collapsed else [])
+    return table
+
+
+def with_interval(found: Estimate | None, form: str, ends: str | None = None) -> str | None:
     """`0.812 [0.75, 0.86]`."""
-    value, interval = row.get(name), row.get(f"{name}_interval")
-    if value is None:
+    if found is None:
         return None
-    if interval is None:
-        return f"{value:{spec}}"
-    low, high = interval
-    return f"{value:{spec}} [{low:{ends or spec}}, {high:{ends or spec}}]"
+    return f"{found.value:{form}} [{found.low:{ends or form}}, {found.high:{ends or form}}]"
 
 
-def about(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def about(rows: Iterable[Row]) -> Plain:
     """What made the rows, for the line below the table."""
-    made = [row for row in rows if row.get("steps") is not None]
-    if not made:
+    first = next((row for row in rows if row.steps is not None), None)
+    if first is None:
         return {}
-    names = list(made[0].get("judges") or {made[0].get("judge"): None})
-    return {
-        "samples": made[0]["samples"],
-        "seed": made[0]["seed"],
-        "judge_names": [name for name in names if name],
-        "hardware": made[0].get("hardware"),
-    }
+    judges = [name for name in first.judges if name]
+    sampled = f"T = {first.temperature:g}, top-p {first.top_p:g}" if first.top_p and first.temperature else ""
+    known = {"samples": first.samples, "seed": first.seed, "judge_names": judges, "hardware": first.hardware}
+    return {**known, "sampled": sampled}
 
 
-def show(rows: Sequence[Mapping[str, Any]], console: Console | None = None) -> None:
-    """Print the table, and under it what the settings were."""
-    summary(rows).show(console or Console(width=None if Console().is_terminal else 140))
-    made = [row for row in rows if row.get("steps") is not None]
-    if made:
-        warm = ", ".join(f"{t:g}" for t in sorted({row["temperature"] for row in made}))
-        (console or Console()).print(f"temperature {warm}, top-p {made[0]['top_p']:g}", style="dim")
+def texts_of(rows: Sequence[Row], most: int) -> list[str]:
+    """The first text of some models: of the fewest steps' middle, the last models first where not all are shown."""
+    made = [row for row in rows if row.steps is not None and row.texts]
+    if len(made) > most:
+        counts = sorted({row.steps for row in made if row.steps is not None})
+        at = 8 if 8 in counts else counts[0]  # the paper's headline is at eight
+        made = [row for row in made if row.steps == at and row.source == made[0].source][-most:]
+    return [f"{row.label}, {row.source} source, {row.steps} steps: {row.texts[0]}" for row in made]

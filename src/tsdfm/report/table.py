@@ -1,4 +1,4 @@
-"""A table that can be shown in the terminal and written as Markdown, LaTeX and JSON.
+"""A table: shown in the terminal, written as Markdown, LaTeX and JSON, and read again for the HTML page.
 
     table = Table("main", "Main results", [Column("method", "method", "left"), Column("ppl", "PPL", format=".2f")])
     table.add(method="teacher", ppl=3.1)
@@ -14,7 +14,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
+from tsdfm.report.rows import Plain
 from tsdfm.store.files import disk, write_json
 
 DAGGER = "†"
@@ -49,6 +50,31 @@ class Column:
         return f"{text}{DAGGER}" if self.name in row.get("marks", ()) else text
 
 
+SOURCE, METHOD, ORIGIN = (
+    Column("source", "source", "left"),
+    Column("method", "method", "left"),
+    Column("origin", "from", "left"),
+)
+STEPS, VALID = Column("steps", "steps"), Column("valid", "valid stories", format=".3f")
+PPL, ENTROPY = Column("ppl", "perplexity", format=".2f"), Column("entropy_bits", "entropy (bits)", format=".2f")
+
+
+@dataclass(frozen=True)
+class Quote:
+    """A table of the paper: its label, the scale of its models, its own figures, and the labels of tables beside it."""
+
+    label: str
+    scale: str
+    figures: Any
+    beside: str = ""
+
+    def note(self) -> str:
+        """What must be known of quoted rows."""
+        return (
+            f"figures marked paper are the paper's ({self.beside or self.label}): models of another scale, other judges"
+        )
+
+
 @dataclass
 class Table:
     """Rows under columns, with notes below and what made them."""
@@ -56,31 +82,43 @@ class Table:
     name: str
     title: str
     columns: list[Column]
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[Plain] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    paper: Mapping[str, Any] | None = None
-    about: dict[str, Any] = field(default_factory=dict)  # command, hardware, seed, samples, judge, …
+    quote: Quote | None = None
+    about: Plain = field(default_factory=dict)  # command, hardware, seed, samples, judge, …
 
     def add(self, **row: Any) -> None:
         """One more row."""
         self.rows.append(row)
+
+    def cells(self, row: Mapping[str, Any]) -> list[str]:
+        """A row as the texts of its columns."""
+        return [column.show(row) for column in self.columns]
 
     def footnotes(self) -> list[str]:
         """The notes, and what † means if it occurs."""
         marked = any(row.get("marks") and not row.get("paper") for row in self.rows)
         return [*self.notes, *([COLLAPSED] if marked else []), *made_with(self.about)]
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> Plain:
         """For JSON."""
-        columns = [{"name": c.name, "label": c.label, "align": c.align, "format": c.format} for c in self.columns]
+        quote = self.quote
         return {
             "title": self.title,
-            "columns": columns,
-            "rows": finite(self.rows),
+            "columns": [asdict(column) for column in self.columns],
+            "rows": without_nan(self.rows),
             "notes": self.footnotes(),
-            "paper": dict(self.paper) if self.paper is not None else None,
+            "paper": {"label": quote.label, "scale": quote.scale, "figures": quote.figures} if quote else None,
             **self.about,
         }
+
+    @classmethod
+    def read(cls, name: str, found: Mapping[str, Any]) -> Table:
+        """A table from its JSON; its notes say what made it."""
+        known = [{f.name: c[f.name] for f in fields(Column) if f.name in c} for c in found["columns"]]
+        rows = [row for row in found["rows"] if isinstance(row, dict)]
+        columns = [Column(**{"label": c["name"], **c}) for c in known]
+        return cls(name, str(found.get("title") or name), columns, rows, list(found.get("notes") or ()))
 
     def save(self, folder: Path) -> Path:
         """Write `<name>.json`, `.md` and `.tex` into `folder`; returns the JSON's path."""
@@ -88,21 +126,18 @@ class Table:
         write_text(folder / f"{self.name}.tex", self.latex())
         return write_json(folder / f"{self.name}.json", self.plain())
 
-    def rich(self) -> RichTable:
-        """For the terminal; quoted rows are dim."""
+    def show(self, console: Console | None = None, *, most: int | None = None) -> None:
+        """Print it with its notes; or, short, its first `most` rows that are not quoted, and how many there are."""
+        console = console or Console(width=None if Console().is_terminal else 160)
+        rows = self.rows if most is None else [row for row in self.rows if not row.get("paper")][:most]
         table = RichTable(title=escape(self.title))
         for column in self.columns:
             table.add_column(escape(column.label), justify=column.align)
-        for row in self.rows:
-            style = "dim" if row.get("paper") else None
-            table.add_row(*(escape(c.show(row)) for c in self.columns), style=style)
-        return table
-
-    def show(self, console: Console | None = None) -> None:
-        """Print it, and its notes below."""
-        console = console or Console(width=None if Console().is_terminal else 160)
-        console.print(self.rich())
-        for note in self.footnotes():
+        for row in rows:
+            table.add_row(*map(escape, self.cells(row)), style="dim" if row.get("paper") else None)
+        console.print(table)
+        left = len(self.rows) - len(rows)
+        for note in self.footnotes() if most is None else [f"{left} more rows with --verbose"] if left else []:
             console.print(note, style="dim", markup=False, highlight=False)
 
     def markdown(self) -> str:
@@ -111,7 +146,7 @@ class Table:
         rule = ["---" if c.align == "left" else "---:" for c in self.columns]
         lines = [f"### {markdown_escape(self.title)}", "", pipes(head), pipes(rule)]
         for row in self.rows:
-            cells = [markdown_escape(c.show(row)) for c in self.columns]
+            cells = [markdown_escape(cell) for cell in self.cells(row)]
             lines.append(pipes([f"*{cell}*" if cell else "" for cell in cells] if row.get("paper") else cells))
         notes = [f"- {markdown_escape(note)}" for note in self.footnotes()]
         return "\n".join([*lines, "", *notes]) + "\n"
@@ -121,7 +156,7 @@ class Table:
         align = "".join("l" if c.align == "left" else "r" for c in self.columns)
         body = []
         for row in self.rows:
-            cells = [latex_escape(c.show(row)) for c in self.columns]
+            cells = [latex_escape(cell) for cell in self.cells(row)]
             cells = [rf"\textit{{{cell}}}" if cell else "" for cell in cells] if row.get("paper") else cells
             body.append(" & ".join(cells) + r" \\")
         return "\n".join(
@@ -144,12 +179,12 @@ class Table:
         )
 
 
-def finite(value: Any) -> Any:
+def without_nan(value: Any) -> Any:
     """Plain values with None for what JSON has no number for."""
     if isinstance(value, Mapping):
-        return {name: finite(item) for name, item in value.items()}
+        return {name: without_nan(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
+        return [without_nan(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -206,12 +241,12 @@ def latex_escape(text: str) -> str:
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Write a text file in one atomic step."""
+    """Write a text file so that a reader sees the old one or the new one."""
     temp = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     with disk(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            temp.write_text(text, encoding="utf-8")
+            temp.write_bytes(text.encode("utf-8", "replace"))  # half a surrogate pair in a text must not stop it
             temp.replace(path)
         finally:
             temp.unlink(missing_ok=True)

@@ -18,12 +18,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from tsdfm.report.cells import Cell
+from tsdfm.report.rows import Plain
 from tsdfm.store.files import file_sha256, read_json, write_json
 from tsdfm.store.manifest import NAME as MANIFEST
 from tsdfm.tokens.rows import TokenRows, count_tokens
@@ -43,7 +43,7 @@ class Fit:
     kl: tuple[float, ...]
     floor: float
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> Plain:
         """For JSON."""
         return {"kl_before": self.kl[0], "kl_after": min(self.kl), "kl_rounds": list(self.kl), "floor": self.floor}
 

@@ -7,7 +7,7 @@ import tempfile
 import webbrowser
 from pathlib import Path
 
-from tsdfm.report.page.build import write_page
+from tsdfm.report.table import write_text
 from tsdfm.view.find import find_trajectories
 from tsdfm.view.page import trajectory_page
 from tsdfm.view.settings import ViewSettings
@@ -24,13 +24,13 @@ def run(settings: ViewSettings) -> Path | None:
     if settings.image is not None:
         from tsdfm.view.image import trajectory_image
 
-        picture = write_page(settings.image, trajectory_image(ways))
+        picture = write_text(settings.image, trajectory_image(ways))
         print(picture)
         return picture
     text = trajectory_page(ways)
     path = None
     if settings.out is not None or settings.serve is None:
-        path = write_page(settings.out or temporary(), text)
+        path = write_text(settings.out or temporary(), text)
         print(path)
     if settings.serve is not None:
         from tsdfm.view.serve import serve

@@ -14,7 +14,7 @@ class ViewSettings:
     """Watch texts come to be, method beside method, in the browser or in the terminal."""
 
     paths: tuple[Path, ...] = option(
-        (), "pipeline folder, run folders, bundles or trajectory files; empty: the models that came along"
+        (), "pipeline folder, run folders, bundles or trajectory files; empty: the shipped models"
     )
     sample: bool = option(False, "sample a pipeline's models afresh, also where recorded trajectories lie")
     steps: int = option(8, "network passes, when models are sampled")

@@ -1,178 +1,207 @@
 """`tsdfm report claims`: the paper's claims, answered from what other commands have written. Nothing is sampled.
 
-Reads `metrics.json` (report measure), `frontier.json`, `policy.json` and `candidates.json`, each from --out or else
-from the runs' own report folder, as far as they are there, and of the runs `validation.json` and their manifests.
+A claim is data: its sentence, the table that decides it, and which figures are compared. Read are `metrics.json`,
+`frontier.json`, `policy.json`, `candidates.json` (from --out, else the runs' own report folder) and the validations of
+compasses. A ratio of perplexities below 1 with its whole 95 % interval is a yes, above 1 a no, anything else is open;
+a claim is a yes if all its parts are, a no if any is, and open where a method it names was not measured.
+
+Two perplexities at T = 1 are taken as independent and log-normal, with s = log(high/low) / 3.92 of each interval:
+
+    log(a/b) ± 1.96·√(s_a² + s_b²)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from tsdfm.compass.statistics import wilson
 from tsdfm.errors import UserError
-from tsdfm.report.claims.answers import CLAIMS, Claim
-from tsdfm.report.claims.evidence import Evidence, Trained, Verdict
 from tsdfm.report.desk import Desk
-from tsdfm.report.page.gather import as_table, read
-from tsdfm.report.runs import SOURCES
+from tsdfm.report.metrics.intervals import Estimate
+from tsdfm.report.page.gather import read_any
+from tsdfm.report.rows import Plain, estimate
 from tsdfm.report.settings import ClaimsSettings
 from tsdfm.report.table import Column, Table
 
-FILES = ("metrics", "frontier", "policy", "candidates")
+Expected = Literal["below", "above", "not below"]
+KEYS = {"metrics": "method", "frontier": "method", "policy": "policy", "candidates": "k"}
+"""The tables, and what names a row of theirs."""
+GUIDED, UNKNOWN = "sequence-to-token", Estimate(math.nan)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of the paper: in `table`, the perplexity of `one` over each of `others` is `expected` 1.
+
+    `{student}` and the like are settings of the command. Rows are compared at equal steps, or at those behind an @. In
+    the frontier ratios are those at matched entropy; without `others`, to the temperature curve of the same student.
+    On the mask source `swap` turns one and others round. Accuracy is no ratio: it is that of the source's compass.
+    """
+
+    letter: str
+    words: str
+    table: str
+    one: str = ""
+    others: tuple[str, ...] = ()
+    expected: Expected = "below"
+    swap: bool = False
+
+
+CLAIMS = (
+    Claim("a", "{student_steps} steps of the student beat {teacher_steps} of its teacher", "metrics",
+          "{student}@{student_steps}", ("teacher@{teacher_steps}",)),
+    Claim("b", "TS-DFM beats FS-DFM and the equal-training control at every step count at T = 1", "metrics",
+          "{student}", ("{base}", "{control}")),
+    Claim("c1", "at matched entropy too", "frontier", "{student}", ("{base}", "{control}")),
+    Claim("c2", "it beats the control with a unigram bias", "frontier", "{student}", ("{control} + unigram bias",)),
+    Claim("d1", "the compass adds to a random pick at T = 1", "metrics", "{student}", ("{random}",)),
+    Claim("d2", "the compass adds to a random pick at matched entropy", "frontier", "{student}", ("{random}",)),
+    Claim("e", "guidance at generation beats the temperature curve", "policy", GUIDED),
+    Claim("f", "τ = 0.2 is the best trade", "frontier", "{thresholds}", ("{student}",), "above"),
+    Claim("g", "uniform prefers FS-DFM init, mask DFM init", "metrics", "{student}", ("{from_teacher}",), swap=True),
+    Claim("h", "sequence-to-token beats either phase alone at 32 and 64 guided steps", "policy", f"{GUIDED}@32,64",
+          ("sequence", "token")),
+    Claim("i1", "K = 2 is worse than K = 5", "candidates", "2", ("5",), "above"),
+    Claim("i2", "K = 8 is not clearly better than K = 5", "candidates", "8", ("5",), "not below"),
+    Claim("j", "compass accuracy is at least {accuracy:.0%}", "compass"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Part:
+    """One comparison: what was compared, the figure (NaN where it was not measured), and what is expected of it."""
+
+    what: str
+    found: Estimate = UNKNOWN
+    expected: Expected = "below"
+    bound: float = 1.0
+
+    @property
+    def answer(self) -> str:
+        below, above = self.found.high < self.bound, self.found.low > self.bound
+        if self.expected == "not below":
+            return "no" if below else "yes" if math.isfinite(self.found.low) else "open"
+        good, bad = (below, above) if self.expected == "below" else (above, below)
+        return "yes" if good else "no" if bad else "open"
+
+    def __str__(self) -> str:
+        value, low, high = self.found
+        ends = f" [{low:.2f}, {high:.2f}]" if math.isfinite(low) else ""
+        return f"{self.what} {value:.2f}{ends}" if math.isfinite(value) else f"{self.what} not measured"
 
 
 def run(settings: ClaimsSettings) -> Path:
     """Make the table; returns the path of its JSON."""
     desk = Desk("claims", settings)
-    places = places_of(desk)
-    if not places:
-        looked = " or ".join(str(folder) for folder in folders_of(desk))
-        raise UserError(f"nothing was measured in {looked}: run `tsdfm report measure` and the others first")
-    found = {name: read_table(places[name]) if name in places else [] for name in FILES}
-    judges = judges_of(found)
-    old = ascribe(found, judges)
-    exams, trained = validations(desk), trained_by_source(desk)
-    table = Table("claims", "The paper's claims, by what was measured", columns(judges))
+    folders = list(dict.fromkeys((desk.report, desk.runs.home / "report")))
+    found: dict[str, list[Plain]] = {name: rows_in(name, folders) for name in KEYS}
+    if not any(found.values()):
+        raise UserError(f"nothing was measured in {' or '.join(map(str, folders))}: run `tsdfm report measure` first")
+    judges = list(dict.fromkeys(name for rows in found.values() for row in rows for name in row.get("judges") or ()))
+    words = [Column(name, label, "left") for name, label in (("letter", ""), ("claim", "claim"), ("source", "source"))]
+    words += [Column("answer", "answer", "left"), Column("numbers", "numbers", "left")]
+    words += [Column(f"answer {name}", f"under {name}", "left") for name in judges[1:]]
+    table = Table("claims", "The paper's claims, by what was measured", words)
     for claim in CLAIMS:
-        for source in sources_of(found, exams):
-            about = {"exams": exams.get(source, {}), "trained": trained.get(source, ())}
-            table.add(**row_of(claim, source, {**found, **about}, judges, settings))
-    table.notes += notes_on(judges)
-    table.notes += [f"{name}.json is of an older version: its figures are taken as those of {who}" for name, who in old]
-    elsewhere = [path.name for path in places.values() if path.parent != desk.report]
-    if elsewhere:
-        table.notes.append(f"read from the runs' own report folder: {', '.join(elsewhere)}")
+        for source in dict.fromkeys(run.source for run in (*desk.runs.models, *desk.runs.compasses)):
+            exams = [c.path / "validation.json" for c in desk.runs.compasses if c.source == source]
+            seen = [parts_of(claim, source, judge, found, settings, exams) for judge in judges or [""]]
+            if any(math.isfinite(part.found.value) for part in seen[0]):
+                known = {"letter": claim.letter, "claim": claim.words.format(**asdict(settings)), "source": source}
+                table.add(**known, answer=answer(seen[0]), numbers="; ".join(map(str, seen[0])))
+                table.rows[-1] |= {f"answer {n}": answer(mine) for n, mine in zip(judges[1:], seen[1:], strict=True)}
+    unknown = [claim.letter for claim in CLAIMS if claim.letter not in {row["letter"] for row in table.rows}]
+    if unknown:
+        table.title += f" ({len(unknown)} of {len(CLAIMS)} not measured: {', '.join(unknown)})"
+    table.notes += [
+        "yes: every 95 % interval supports it; no: one contradicts it; open: one holds equality, or is not measured",
+        "ratios of perplexities, below 1 is better; at matched entropy by bootstrap over the same texts",
+    ]
     table.about = {"judge_names": judges}
     return desk.finish(table, sampled=False)
 
 
-def folders_of(desk: Desk) -> list[Path]:
-    """Where tables may lie: in --out, and where the runs have their report."""
-    return list(dict.fromkeys((desk.report, desk.found.home / "report")))
+def rows_in(name: str, folders: Sequence[Path]) -> list[Plain]:
+    """The rows of a table that was written, from the first folder that has it: at T = 1, and nothing quoted."""
+    path = next((folder / f"{name}.json" for folder in folders if (folder / f"{name}.json").is_file()), None)
+    content = read_any(path) if path else []
+    rows = content.get("rows", []) if isinstance(content, dict) else content
+    kept = [row for row in rows if isinstance(row, dict) and not row.get("paper") and row.get("source")]
+    return [row for row in kept if row.get("temperature") in (None, 1.0) and not (name == "metrics" and row["guide"])]
 
 
-def places_of(desk: Desk) -> dict[str, Path]:
-    """Every table that is there, each from the first folder that has it."""
-    every = {name: [folder / f"{name}.json" for folder in folders_of(desk)] for name in FILES}
-    known = {name: next((path for path in paths if path.is_file()), None) for name, paths in every.items()}
-    return {name: path for name, path in known.items() if path is not None}
+def answer(parts: Sequence[Part]) -> str:
+    """Yes if every part says so, no if any says no."""
+    said = {part.answer for part in parts}
+    return "no" if "no" in said else "yes" if said == {"yes"} else "open"
 
 
-def read_table(path: Path) -> list[dict[str, Any]]:
-    """A table's rows. One without `judges` or `judge`, of an older version, gets the table's first judge."""
-    content = read(path)
-    about = as_table(content)
-    listed = content if isinstance(content, list) else about.get("rows") or []
-    rows = [row for row in listed if isinstance(row, dict)]
-    judge = about.get("judge") or next(iter(about.get("judge_names") or ()), None)
-    return [{"judge": judge, **row} if judge and "judges" not in row else row for row in rows]
-
-
-def ascribe(found: Mapping[str, list[dict[str, Any]]], judges: list[str]) -> list[tuple[str, str]]:
-    """Give rows of older versions that name no judge to the first one; returns the tables that have any, and whose."""
-    old: dict[tuple[str, str], None] = {}
-    for name, rows in found.items():
-        for row in rows if judges else ():
-            if "judges" not in row and not row.get("paper") and row.get("source"):
-                row["judge"] = row.get("judge") or judges[0]
-                old[name, row["judge"]] = None
-    return list(old)
-
-
-def validations(desk: Desk) -> dict[str, dict[str, Any]]:
-    """By source: the examination of each compass by its run's name, the plain one first."""
-    out: dict[str, dict[str, Any]] = {}
-    for compass in desk.found.compasses:
-        path = compass.path / "validation.json"
-        if path.is_file():
-            out.setdefault(compass.source, {})[compass.name] = as_table(read(path))
+def parts_of(
+    claim: Claim, source: str, judge: str, found: Mapping[str, list[Plain]], settings: ClaimsSettings, exams: list[Path]
+) -> list[Part]:
+    """What a claim rests on, under one judge."""
+    if claim.table == "compass":
+        return accuracy(exams, settings.accuracy)
+    rows = [
+        {**row, **(row.get("judges") or {}).get(judge, {})} for row in found[claim.table] if row["source"] == source
+    ]
+    out, names = list[Part](), [names_of(name, settings) for name in (claim.one, *claim.others)]
+    for one, other in [(a, b) for a in names[0] for more in names[1:] for b in more] or [(names[0][0], "")]:
+        before, key = len(out), KEYS[claim.table]
+        for mine in rows_of(rows, key, one):
+            if claim.table == "frontier" or not other:
+                figures = mine if mine.get("control_method") == other or not other else mine["against"].get(other, {})
+                out += [Part(f"{mine['steps']} steps / {other or 'blind'}", matched(figures), claim.expected)]
+                continue
+            for theirs in rows_of(rows, key, other):
+                if "@" in other or mine["steps"] == theirs["steps"]:
+                    pair = (theirs, mine) if claim.swap and source == "mask" else (mine, theirs)
+                    out.append(Part(f"{mine['steps']} steps / {other.split('@')[0]}", ratio(*pair), claim.expected))
+        out += [Part(f"{one} / {other}")] if len(out) == before else []
     return out
 
 
-def trained_by_source(desk: Desk) -> dict[str, list[Trained]]:
-    """By source: what decides which control belongs to a student, off the runs' manifests."""
-    out: dict[str, list[Trained]] = {}
-    for run in desk.found.models:
-        if run.is_student:
-            given = run.settings
-            one = Trained(
-                label=desk.label(run),
-                method=run.method,
-                divergence=str(given.get("divergence", "unknown")),
-                average=str(given.get("average", "unknown values")),
-                steps=as_table(given.get("loop")).get("steps"),
-                blind=given.get("policy") == "blind",
-                went_on=run.started_from() == "FS-DFM",
-            )
-            out.setdefault(run.source, []).append(one)
-    return out
+def names_of(name: str, settings: ClaimsSettings) -> tuple[str, ...]:
+    """A name with the settings filled in; a setting that is a list gives several."""
+    return settings.thresholds if name == "{thresholds}" else (name.format(**asdict(settings)),)
 
 
-def judges_of(found: Mapping[str, list[dict[str, Any]]]) -> list[str]:
-    """Every judge's fingerprint, in the order of the first table that has any."""
-    rows = [row for name in FILES for row in found[name]]
-    return list(dict.fromkeys(name for row in rows for name in row.get("judges") or ()))
+def rows_of(rows: Sequence[Plain], key: str, name: str) -> list[Plain]:
+    """The rows of a method, a policy or a K; of `name@8,16` at these step counts alone."""
+    named, _, steps = name.partition("@")
+    asked = [int(at) for at in steps.split(",")] if steps else None
+    return [row for row in rows if str(row.get(key)) == named and (asked is None or row["steps"] in asked)]
 
 
-def sources_of(found: Mapping[str, list[dict[str, Any]]], exams: Mapping[str, Any]) -> list[str]:
-    """The sources of which anything was measured, uniform first."""
-    rows = [row for some in found.values() for row in some if not row.get("paper")]
-    every = {str(row["source"]) for row in rows if row.get("source")} | set(exams)
-    return sorted(every, key=lambda name: (SOURCES.index(name) if name in SOURCES else len(SOURCES), name))
+def ratio(one: Plain, two: Plain) -> Estimate:
+    """ppl(one) / ppl(two), with an interval where both have one."""
+    a, b = estimate(one, "ppl"), estimate(two, "ppl")
+    if not a or not b:
+        return UNKNOWN
+    spread = math.sqrt(sum(math.log(e.high / e.low) ** 2 for e in (a, b))) / 2 if a.low > 0 and b.low > 0 else math.nan
+    return Estimate(*(a.value / b.value * math.exp(by) for by in (0.0, -spread, spread)))
 
 
-def row_of(
-    claim: Claim,
-    source: str,
-    found: Mapping[str, Any],
-    judges: list[str],
-    settings: ClaimsSettings,
-) -> dict[str, Any]:
-    """One claim for one source: the first judge's answer, and every judge's under `judges`."""
-    seen: dict[str, Verdict] = {}
-    for judge in (judges or [""]) if claim.judged else [""]:
-        seen[judge] = claim.answer(Evidence(source, judge or None, **found), settings)
-    first = next(iter(seen.values()))
-    row: dict[str, Any] = {
-        "letter": claim.letter,
-        "claim": claim.words.format(**asdict(settings)),
-        "source": source,
-        "answer": first.answer,
-        "numbers": str(first),
-        "parts": [part.plain() for part in first.parts],
-    }
-    row["judges"] = {
-        name: {"answer": one.answer, "numbers": str(one), "parts": [part.plain() for part in one.parts]}
-        for name, one in seen.items()
-        if name
-    }
-    for name, one in list(seen.items())[1:]:
-        row[f"answer {name}"] = one.answer if one.answer == first.answer else f"{one.answer}: {one}"
-    return row
+def matched(figures: Mapping[str, Any]) -> Estimate:
+    """The ratio at matched entropy: at the method's own entropy, or else over the shared ones."""
+    for name, ends in (("at_own_entropy", "at_own_interval"), ("over_overlap", "over_interval")):
+        value, interval = figures.get(f"ratio_{name}"), figures.get(f"ratio_{ends}")
+        if value is not None:
+            return Estimate(value, *(interval or ()))
+    return UNKNOWN
 
 
-def columns(judges: list[str]) -> list[Column]:
-    """The first judge's answer with its numbers, and what the others say."""
-    return [
-        Column("letter", "", "left"),
-        Column("claim", "claim", "left"),
-        Column("source", "source", "left"),
-        Column("answer", "answer", "left"),
-        Column("numbers", "numbers", "left"),
-        *(Column(f"answer {name}", f"under {name}", "left") for name in judges[1:]),
-    ]
-
-
-def notes_on(judges: list[str]) -> list[str]:
-    """What the words mean."""
-    notes = [
-        "yes: every 95 % interval supports it; no: one contradicts it; open: not measured, or an interval holds 1",
-        "ratios of perplexities, below 1 is better; † collapsed: entropy more than one bit under held-out text",
-        "accuracy: the mean over strategies; its interval has their Wilson half-widths, added as variances are",
-        "T = 1: both perplexities' intervals, joined as independent; at matched entropy: bootstrap over the same texts",
-    ]
-    if len(judges) > 1:
-        notes.append(f"answers and numbers are those of {judges[0]}; another judge's stand where it disagrees")
-    return notes
+def accuracy(exams: Sequence[Path], wanted: float) -> list[Part]:
+    """The mean accuracy of the first compass over its strategies: Wilson's half-widths, added as variances are."""
+    exam = read_any(exams[0]) if exams and exams[0].is_file() else {}
+    right, pairs = exam.get("accuracy") or {}, exam.get("pairs") or {}
+    known = [(right[n], pairs[n]) for n in right if n not in ("velocity_step", "overall") and pairs.get(n)]
+    if not known:
+        return [Part("compass")]
+    mean, ends = sum(share for share, _ in known) / len(known), [(p, *wilson(round(p * n), n)) for p, n in known]
+    down, up = (math.sqrt(sum((one[0] - one[i]) ** 2 for one in ends)) / len(known) for i in (1, 2))
+    return [Part(exams[0].parent.name, Estimate(mean, mean - down, mean + up), "above", wanted)]

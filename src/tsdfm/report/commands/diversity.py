@@ -8,97 +8,76 @@ the most popular token are the paper's; distinct-2 of the completions is ours.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from tsdfm.report.cells import written
-from tsdfm.report.desk import Desk, size
-from tsdfm.report.measure import COLLAPSE
-from tsdfm.report.metrics import (
-    distinct,
-    entropy_bits,
-    mean_interval,
-    position_difference,
-    self_bleu,
-    token_agreement,
-)
-from tsdfm.report.paper import DIVERSITY, SCALE_UNJUDGED
-from tsdfm.report.runs import Run
+from tsdfm.report.desk import Desk
+from tsdfm.report.metrics.diversity import position_difference, self_bleu, token_agreement
+from tsdfm.report.metrics.intervals import mean_interval
+from tsdfm.report.metrics.ngrams import NgramPool, entropy_bits
+from tsdfm.report.paper import DIVERSITY, QUOTES, SCALE_UNJUDGED
+from tsdfm.report.rows import COLLAPSE, Plain
 from tsdfm.report.settings import DiversitySettings
-from tsdfm.report.table import Column, Table
+from tsdfm.report.table import ENTROPY, METHOD, ORIGIN, SOURCE, STEPS, Column, Table
 from tsdfm.report.walk import allocation, points_between, sources, walk
 from tsdfm.samples.model import TextModel
 
 FRESH = 1 << 32  # completions are numbered from here, so that they share no random number with the way to the midpoint
-COLUMNS = [
-    Column("source", "source", "left"),
-    Column("method", "method", "left"),
-    Column("origin", "from", "left"),
-    Column("steps", "steps"),
-    Column("t_mid", "t mid", format=".1f"),
+MEASURES = [
     Column("self_bleu", "self-BLEU", format=".3f"),
     Column("edit_distance", "edit distance", format=".3f"),
     Column("positions", "positions", format=".1f"),
     Column("agreement", "agreement", format=".3f"),
     Column("distinct_2", "distinct-2", format=".3f"),
-    Column("entropy_bits", "entropy (bits)", format=".2f"),
 ]
 
 
 def run(settings: DiversitySettings) -> Path:
     """Make the table; returns the path of its JSON."""
     desk = Desk("diversity", settings)
-    table = Table("diversity", "Midpoint diversity", list(COLUMNS))
-    for model in desk.found.pick([settings.method], "train a student first"):
-        for steps in settings.steps:
-            for t_mid in settings.times:
-                table.add(**row_of(desk, model, steps, t_mid, settings))
+    columns = [SOURCE, METHOD, ORIGIN, STEPS, Column("t_mid", "t mid", format=".1f"), *MEASURES, ENTROPY]
+    table = Table("diversity", "Midpoint diversity", columns, quote=QUOTES["diversity"])
+    for model in desk.runs.pick(settings.method):
+        made = desk.bench.model(model)
+        for steps, t_mid in ((steps, t) for steps in settings.steps for t in settings.times):
+            found = diversity(completions(desk, made, steps, t_mid, settings), made.tokenizer.end_of_text)
+            low = desk.runs.tokens is not None and found["entropy_bits"] < desk.target().entropy - COLLAPSE
+            marks = ["entropy_bits", "self_bleu"] if low else []
+            table.add(**desk.about(model), steps=steps, t_mid=t_mid, **found, collapsed=low, marks=marks)
+            desk.say(f"{model.name}: {steps} steps, t = {t_mid:g}, self-BLEU {found['self_bleu']:.3f}")
     for steps, by_time in DIVERSITY.items():
         for t_mid, (bleu, distance, agree) in by_time.items() if steps in settings.steps else ():
             known = {"source": "uniform", "method": "ts-dfm", "origin": SCALE_UNJUDGED, "paper": True, "steps": steps}
-            found = {"self_bleu": bleu, "edit_distance": distance, "agreement": agree, "positions": 1024 * distance}
-            table.add(**known, t_mid=t_mid, **found)
+            quoted = {"self_bleu": bleu, "edit_distance": distance, "agreement": agree, "positions": 1024 * distance}
+            table.add(**known, t_mid=t_mid, **quoted)
     count = f"{settings.midpoints} midpoints, {settings.completions} completions each"
     table.notes.append(f"{count} (the paper: 48 and 10); edit distance is the share of positions at which two differ")
-    table.paper = {"label": "tab:midpoint_diversity", "scale": SCALE_UNJUDGED, "figures": DIVERSITY}
     table.about = {"samples": settings.midpoints * settings.completions}
     return desk.finish(table)
-
-
-def row_of(desk: Desk, model: Run, steps: int, t_mid: float, settings: DiversitySettings) -> dict[str, Any]:
-    """The row of one midpoint time."""
-    made = desk.model(model)
-    groups = completions(desk, made, steps, t_mid, settings)
-    found = diversity(groups, made.tokenizer.end_of_text)
-    row = {"source": model.source, "method": desk.label(model), "run": model.name, "steps": steps, "t_mid": t_mid}
-    low = desk.found.tokens is not None and found["entropy_bits"] < desk.target()["entropy_bits"] - COLLAPSE
-    desk.said.print(f"{model.name}: {steps} steps, t = {t_mid:g}, self-BLEU {found['self_bleu']:.3f}", highlight=False)
-    marks = ["entropy_bits", "self_bleu"] if low else []
-    return {**row, **found, "origin": f"ours, {size(model.parameters())}", "collapsed": low, "marks": marks}
 
 
 def completions(desk: Desk, made: TextModel, steps: int, t_mid: float, settings: DiversitySettings) -> Tensor:
     """Tokens [midpoints, completions, L] after the anchor."""
     before, after = allocation(steps, t_mid)
-    jump, device, warm = made.jump(desk.measure.jump), made.velocity.device, desk.measure
-    shared, noise = sources(made, torch.arange(settings.midpoints, device=device), warm.seed)
-    kept = {"temperature": warm.temperature, "top_p": warm.top_p}
+    jump, device, asked = made.jump(desk.measure.jump), made.velocity.device, desk.measure
+    shared, noise = sources(made, torch.arange(settings.midpoints, device=device), asked.seed)
+    how = {"temperature": asked.temperature, "top_p": asked.top_p}
     if before:
-        shared = walk(made, shared, points_between(0.0, t_mid, before), jump, noise, **kept)
+        shared = walk(made, shared, points_between(0.0, t_mid, before), jump, noise, **how)
     starts = shared.repeat_interleave(settings.completions, 0)
     parts = []
     for first in range(0, len(starts), made.batch_size()):
         part = starts[first : first + made.batch_size()].clone()
         own = torch.arange(first, first + len(part), device=device) + FRESH
-        fresh = sources(made, own, warm.seed)[1]
-        parts.append(walk(made, part, points_between(t_mid, 1.0, after), jump, fresh, **kept).cpu())
+        fresh = sources(made, own, asked.seed)[1]
+        parts.append(walk(made, part, points_between(t_mid, 1.0, after), jump, fresh, **how).cpu())
     whole = torch.cat(parts)[:, made.velocity.spec.anchor :]
     return whole.view(settings.midpoints, settings.completions, -1)
 
 
-def diversity(groups: Tensor, end: int) -> dict[str, Any]:
+def diversity(groups: Tensor, end: int) -> Plain:
     """The metrics of tokens [midpoints, completions, L], averaged over midpoints, with intervals over them."""
     values: dict[str, list[float]] = {"self_bleu": [], "edit_distance": [], "agreement": [], "distinct_2": []}
     entropies = []
@@ -107,9 +86,9 @@ def diversity(groups: Tensor, end: int) -> dict[str, Any]:
         values["self_bleu"].append(mean(self_bleu([row.tolist() for row in texts])))
         values["edit_distance"].append(mean(position_difference(group)))
         values["agreement"].append(mean(token_agreement(group)))
-        values["distinct_2"].append(distinct(texts, 2))
+        values["distinct_2"].append(NgramPool(texts, 2).distinct())
         entropies += entropy_bits(texts)
-    out: dict[str, Any] = {"entropy_bits": mean(entropies)}
+    out: Plain = {"entropy_bits": mean(entropies)}
     for name, found in values.items():
         value, low, high = mean_interval(found)
         out |= {name: value, f"{name}_interval": [low, high]}

@@ -8,19 +8,15 @@ from pathlib import Path
 from tsdfm.report.desk import Desk
 from tsdfm.report.measure import run as measure_all
 from tsdfm.report.settings import MeasureRunsSettings
+from tsdfm.report.summary import by_steps, read_rows
 
 
 def run(settings: MeasureRunsSettings) -> Path:
     """Measure every model that is found; returns the report's folder."""
-    desk = Desk("measure", settings)
-    desk.need_model()
-    measured = replace(
-        desk.measure,
-        steps=settings.steps,
-        teacher_steps=settings.teacher_steps,
-        show=settings.show,
-        frontier=settings.frontier,
-    )
-    return measure_all(
-        measured, [model.path for model in desk.found.models], desk.found.tokens_or_refuse(), desk.report
-    )
+    desk = Desk("measure", settings, modelled=True)
+    asked = {name: getattr(settings, name) for name in ("steps", "teacher_steps", "show", "frontier")}
+    models, tokens = [model.path for model in desk.runs.models], desk.runs.tokens_or_refuse()
+    out = measure_all(replace(desk.measure, **asked), models, tokens, desk.report, verbose=settings.verbose)
+    if not settings.verbose:
+        by_steps(read_rows(out)).show()
+    return out

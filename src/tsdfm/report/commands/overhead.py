@@ -5,22 +5,21 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from tsdfm.errors import UserError
-from tsdfm.report.commands.refinement import metrics
-from tsdfm.report.desk import Desk, size
-from tsdfm.report.paper import OVERHEAD, SCALE_UNJUDGED
-from tsdfm.report.runs import Run
+from tsdfm.report.desk import Desk
+from tsdfm.report.paper import OVERHEAD, QUOTES, SCALE_UNJUDGED
+from tsdfm.report.rows import Plain
+from tsdfm.report.runs import TrainedRun
 from tsdfm.report.settings import OverheadSettings
-from tsdfm.report.table import Column, Table
+from tsdfm.report.table import METHOD, ORIGIN, SOURCE, Column, Table
 from tsdfm.store.files import read_json
 
 COLUMNS = [
-    Column("source", "source", "left"),
-    Column("method", "method", "left"),
+    SOURCE,
+    METHOD,
     Column("tau", "τ", format="g"),
-    Column("origin", "from", "left"),
+    ORIGIN,
     Column("batch", "batch"),
     Column("ms", "ms / step", format=",.1f"),
     Column("ratio", "vs FS-DFM", format=".2f"),
@@ -32,14 +31,23 @@ COLUMNS = [
 def run(settings: OverheadSettings) -> Path:
     """Make the table; returns the path of its JSON."""
     desk = Desk("overhead", settings)
-    table = Table("overhead", "Time of a training step", list(COLUMNS))
-    students = [model for model in desk.found.models if model.is_student]
+    table = Table("overhead", "Time of a training step", COLUMNS, quote=QUOTES["overhead"])
+    students = [model for model in desk.runs.models if not model.many_step]
     if not students and settings.benchmarks is None:
-        raise UserError(f"no student in {desk.found.home}: train one, or give --benchmarks")
+        raise UserError(f"no student in {desk.runs.home}: train one, or give --benchmarks")
     timed = [(model, step_time(model)) for model in students]
-    base = {model.source: ms for model, (ms, _) in reversed(timed) if is_baseline(model) and ms is not None}
+    base = {model.source: ms for model, (ms, _) in reversed(timed) if model.blind and ms is not None}
     for model, (ms, count) in timed:
-        table.add(**row_of(desk, model, ms, count, base.get(model.source)))
+        first = base.get(model.source)
+        table.add(
+            **desk.about(model),
+            tau=None if model.blind else model.settings.get("navigate", {}).get("tau"),
+            batch=model.settings.get("loop", {}).get("batch"),
+            ms=ms,
+            ratio=ms / first if ms is not None and first else None,
+            steps_timed=count,
+            torch=model.manifest.get("versions", {}).get("torch"),
+        )
     if settings.benchmarks is not None:
         table.rows += benchmark_rows(settings.benchmarks)
     for method, (seconds, ratio) in OVERHEAD.items():
@@ -49,39 +57,17 @@ def run(settings: OverheadSettings) -> Path:
     )
     if any(base.get(model.source) is None for model in students):
         table.notes.append("no FS-DFM run of a source: its ratios are left out")
-    table.paper = {"label": "tab:c2f_wallclock", "scale": SCALE_UNJUDGED, "figures": OVERHEAD}
     table.about = {"hardware": None}  # a run's manifest does not name its machine; this one need not be it
     return desk.finish(table, sampled=False)
 
 
-def is_baseline(model: Run) -> bool:
-    """Is it FS-DFM: blind midpoints?"""
-    return bool(model.settings.get("policy") == "blind")
-
-
-def row_of(desk: Desk, model: Run, ms: float | None, count: int, base: float | None) -> dict[str, Any]:
-    """The row of a student."""
-    return {
-        "source": model.source,
-        "method": desk.label(model),
-        "run": model.name,
-        "tau": None if is_baseline(model) else model.settings.get("navigate", {}).get("tau"),
-        "origin": f"ours, {size(model.parameters())}",
-        "batch": model.settings.get("loop", {}).get("batch"),
-        "ms": ms,
-        "ratio": ms / base if ms is not None and base else None,
-        "steps_timed": count,
-        "torch": model.manifest.get("versions", {}).get("torch"),
-    }
-
-
-def step_time(model: Run) -> tuple[float | None, int]:
+def step_time(model: TrainedRun) -> tuple[float | None, int]:
     """Milliseconds of a step (the median over logged intervals), and how many steps were timed.
 
     A line of `metrics.jsonl` has the seconds since the one before; the first interval holds warm-up, so it counts
     only where there is no other.
     """
-    lines = [line for line in metrics(model) if line.get("kind") == "train" and line.get("seconds")]
+    lines = [line for line in model.log() if line["kind"] == "train" and line.get("seconds")]
     spans = [(steps_in(after, before), after["seconds"]) for before, after in pairwise(lines)]
     spans = [(steps, seconds) for steps, seconds in spans if steps > 0]
     if not spans and lines:
@@ -91,7 +77,7 @@ def step_time(model: Run) -> tuple[float | None, int]:
     return 1000 * median(seconds / steps for steps, seconds in spans), sum(steps for steps, _ in spans)
 
 
-def steps_in(line: dict[str, Any], before: dict[str, Any]) -> int:
+def steps_in(line: Plain, before: Plain) -> int:
     """The steps that a line's seconds were spent on: fewer than since the line before where a run was resumed."""
     whole = int(line["step"] - before["step"])
     tokens = line.get("tokens", 0) - before.get("tokens", 0)
@@ -101,7 +87,7 @@ def steps_in(line: dict[str, Any], before: dict[str, Any]) -> int:
     return min(whole, round(whole * spent))
 
 
-def benchmark_rows(path: Path) -> list[dict[str, Any]]:
+def benchmark_rows(path: Path) -> list[Plain]:
     """The rows of a `student.json` of `python -m benchmarks`: steps timed in turns, on the machine the file names."""
     found = read_json(path)
     origin = f"benchmark, {found.get('hardware')}"

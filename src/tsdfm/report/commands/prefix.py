@@ -4,37 +4,40 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from tsdfm.errors import UserError
-from tsdfm.judges.causal import CausalJudge
+from tsdfm.report.bench import spread
 from tsdfm.report.cells import Cell, written
-from tsdfm.report.desk import Desk, size
-from tsdfm.report.hardware import hardware
-from tsdfm.report.measure import COLLAPSE, REAL, key_of, spread
-from tsdfm.report.metrics import mauve, mean_interval, token_accuracy
-from tsdfm.report.paper import PREFIX
-from tsdfm.report.runs import Run
+from tsdfm.report.desk import Desk
+from tsdfm.report.metrics.diversity import token_accuracy
+from tsdfm.report.metrics.intervals import mean_interval
+from tsdfm.report.metrics.mauve import mauve
+from tsdfm.report.paper import PREFIX, QUOTES, SCALE_PREFIX
+from tsdfm.report.rows import REAL, Plain, Row
 from tsdfm.report.settings import PrefixSettings
-from tsdfm.report.table import Column, Table
+from tsdfm.report.table import ENTROPY, METHOD, ORIGIN, PPL, SOURCE, STEPS, VALID, Column, Table
 from tsdfm.report.walk import continue_rows
 from tsdfm.samples.model import TextModel
 from tsdfm.store.files import file_sha256
 from tsdfm.store.manifest import NAME as MANIFEST
 from tsdfm.tokens.rows import TokenRows
 
-PAPER = "paper, 512 of 1 024 tokens, GPT-2 judge"
 FEWEST = 16  # texts for which MAUVE means anything at all
+UNSAMPLED = ("length", "temperature", "top_p", "jump", "precision", "seed", "hardware", "compass_calls", "guide",
+             "tokens_per_s", "collapsed")  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Task:
+class Prefixes:
     """Held-out rows [n, L] with the length of each prefix (the anchor included) and of each text."""
 
+    tokens: TokenRows
+    key: Plain  # what decides them
     rows: Tensor
     given: Tensor
     ends: Tensor
@@ -52,52 +55,47 @@ class Task:
 
 def run(settings: PrefixSettings) -> Path:
     """Make the table; returns the path of its JSON."""
-    desk = Desk("prefix", settings)
-    desk.need_judge()
-    tokens = TokenRows(desk.found.tokens_or_refuse(), "valid")
-    task = task_of(tokens, settings, desk.measure.samples)
-    table = Table("prefix", f"Continuations of held-out prefixes ({said(settings)})", columns(desk))
-    real, held_out = real_row(desk, tokens, task, settings)
-    for model in desk.found.models:
+    desk = Desk("prefix", settings, judged=True)
+    task = prefixes_of(TokenRows(desk.runs.tokens_or_refuse(), "valid"), settings, desk.measure.samples)
+    stories = [VALID] if desk.measure.world else []
+    last = [Column("accuracy", "token accuracy", format=".3f"), *stories, Column("mauve", "MAUVE", format=".3f")]
+    long = (
+        f"{settings.share:.0%} of each text" if settings.prefix_tokens is None else f"{settings.prefix_tokens} tokens"
+    )
+    title = f"Continuations of held-out prefixes ({long} given)"
+    columns = [SOURCE, METHOD, ORIGIN, STEPS, PPL, ENTROPY, *last]
+    table = Table("prefix", title, columns, quote=QUOTES["prefix"])
+    key = {"method": REAL, "prefix": task.key, "samples": len(task.rows)}
+    tokens, device = task.tokens, desk.measure.device
+    held_out = Cell.of(key, task.rows, tokens, tokens.tokenizer, device, given=task.given)
+    real = desk.judged(held_out)
+    for model in desk.runs.models:
+        made = desk.bench.model(model)
         for steps in settings.steps:
-            row = row_of(desk, model, tokens, task, steps, settings, held_out)
-            row["collapsed"] = row["entropy_bits"] < real["entropy_bits"] - COLLAPSE
-            table.add(**row, marks=["entropy_bits", "ppl"] if row["collapsed"] else [])
-    table.rows += [real, *paper_rows(settings.steps)]
+            key = {**desk.bench.key(model, steps), "samples": len(task.rows), "prefix": task.key}
+            cell = desk.bench.cells.get(key, partial(continued, desk, made, task, key))
+            row = desk.judged(cell).against(real)
+            marks = ["entropy_bits", "ppl"] if row.collapsed else []
+            known = {**desk.about(model), "marks": marks, "mauve": mauve_of(desk, cell, held_out)}
+            found = fields_of(row, cell, task)
+            table.add(**{**found, **known}, collapsed=row.collapsed)
+            desk.say(f"{model.name}: {steps} steps, accuracy {found['accuracy']:.3f}")
+    table.add(**{**fields_of(real, held_out, task), "source": "", "method": REAL, "origin": ""}, collapsed=False)
+    for method, by_steps in PREFIX.items():
+        known = {"source": "" if "B)" in method else "uniform", "method": method, "origin": SCALE_PREFIX}
+        for at in (at for at in by_steps if at in settings.steps):
+            quoted = dict(zip(("ppl", "entropy_bits", "mauve"), by_steps[at], strict=True))
+            table.add(**known, paper=True, steps=at, **quoted)
     table.notes.append(
         "perplexity and entropy are of the continuation alone; accuracy: tokens equal to the held-out text's"
     )
     if desk.measure.world:
         table.notes.append("valid is said of whole stories, the prefix included")
-    table.paper = {"label": "tab:dlm_comparison", "scale": PAPER, "figures": PREFIX}
     table.about = {"samples": len(task.rows)}
     return desk.finish(table)
 
 
-def columns(desk: Desk) -> list[Column]:
-    """What is shown of a continuation."""
-    stories = [Column("valid", "valid stories", format=".3f")] if desk.measure.world else []
-    return [
-        Column("source", "source", "left"),
-        Column("method", "method", "left"),
-        Column("origin", "from", "left"),
-        Column("steps", "steps"),
-        Column("ppl", "perplexity", format=".2f"),
-        Column("entropy_bits", "entropy (bits)", format=".2f"),
-        Column("accuracy", "token accuracy", format=".3f"),
-        *stories,
-        Column("mauve", "MAUVE", format=".3f"),
-    ]
-
-
-def said(settings: PrefixSettings) -> str:
-    """How long prefixes are."""
-    if settings.prefix_tokens is not None:
-        return f"{settings.prefix_tokens} tokens given"
-    return f"{settings.share:.0%} of each text given"
-
-
-def task_of(tokens: TokenRows, settings: PrefixSettings, samples: int) -> Task:
+def prefixes_of(tokens: TokenRows, settings: PrefixSettings, samples: int) -> Prefixes:
     """Held-out rows that are longer than their prefix, evenly spread over the split as far as that goes."""
     order = spread(len(tokens), samples)
     others = set(range(len(tokens))).difference(order)
@@ -112,110 +110,33 @@ def task_of(tokens: TokenRows, settings: PrefixSettings, samples: int) -> Task:
             found.append((i, row, tokens.anchor + count, tokens.anchor + length))
     if not found:
         raise UserError("no held-out text is longer than the prefix: give fewer --prefix-tokens")
-    found.sort(key=lambda one: one[0])
-    _, rows, given, ends = zip(*found, strict=True)
-    return Task(torch.stack(rows), torch.tensor(given), torch.tensor(ends))
-
-
-def row_of(
-    desk: Desk, model: Run, tokens: TokenRows, task: Task, steps: int, settings: PrefixSettings, held_out: Cell
-) -> dict[str, Any]:
-    """One model at one step count."""
-    made = desk.model(model)
-    key = {**key_of(desk.measure, made, steps, None), "samples": len(task.rows), "prefix": prefix_key(tokens, settings)}
-    cell = desk.bench.cells.get(key, lambda: make_cell(desk, made, task, steps, key))
-    row = {"source": model.source, "method": desk.label(model), "run": model.name, "steps": steps, "nfe": cell.nfe}
-    row |= {"origin": f"ours, {size(model.parameters())}", "checkpoint": key["checkpoint"]}
-    row |= scored(desk, cell, task) | {"mauve": mauve_of(desk, cell, held_out)}
-    desk.said.print(f"{model.name}: {steps} steps, accuracy {row['accuracy']:.3f}", highlight=False)
-    return row
-
-
-def scored(desk: Desk, cell: Cell, task: Task) -> dict[str, Any]:
-    """What judges and the held-out continuation say of a cell."""
-    right = token_accuracy(torch.tensor(cell.tokens), task.rows, task.asked)
-    value, low, high = mean_interval(right)
-    fields = desk.bench.fields(cell)
-    desk.note_judges(fields)
-    return {**fields, "accuracy": value, "accuracy_interval": [low, high], "texts": cell.texts[:2]}
-
-
-def prefix_key(tokens: TokenRows, settings: PrefixSettings) -> dict[str, Any]:
-    """What decides the prefixes."""
+    _, rows, given, ends = zip(*sorted(found, key=lambda one: one[0]), strict=True)
     sha256 = file_sha256(tokens.folder / MANIFEST)[:16]
-    return {"tokens": sha256, "rows": "spread", "share": settings.share, "prefix_tokens": settings.prefix_tokens}
+    key = {"tokens": sha256, "rows": "spread", "share": settings.share, "prefix_tokens": settings.prefix_tokens}
+    return Prefixes(tokens, key, torch.stack(rows), torch.tensor(given), torch.tensor(ends))
 
 
-def make_cell(desk: Desk, made: TextModel, task: Task, steps: int, key: dict[str, Any]) -> Cell:
+def continued(desk: Desk, made: TextModel, task: Prefixes, key: Plain) -> Cell:
     """Continue every prefix."""
-    warm, begin = desk.measure, time.perf_counter()
-    jump = made.jump(warm.jump)
-    found = continue_rows(made, task.rows, task.held, steps, warm.seed, jump, warm.temperature, warm.top_p)
+    asked, begin = desk.measure, time.perf_counter()
+    how = made.jump(asked.jump), asked.temperature, asked.top_p
+    found = continue_rows(made, task.rows, task.held, key["steps"], asked.seed, *how)
     seconds = time.perf_counter() - begin
-    return as_cell(made.velocity.spec, made.tokenizer, found, task, key, steps, seconds, made.method, desk)
+    return Cell.of(key, found, made.velocity.spec, made.tokenizer, asked.device, given=task.given, seconds=seconds)
 
 
-def as_cell(
-    kind: Any, tokenizer: Any, found: Tensor, task: Task, key: dict[str, Any], steps: int | None, seconds: float,
-    method: str, desk: Desk,
-) -> Cell:  # fmt: skip
-    """Rows as a cell, with the texts of their prefixes. `kind` has the rows' length and anchor."""
-    end = " ¶ " if kind.anchor else "\n\n"
-    texts, prefixes = [], []
-    for row, given in zip(found, task.given.tolist(), strict=True):
-        kept = written(row[kind.anchor :], tokenizer.end_of_text) if kind.anchor else row
-        text = tokenizer.decode(kept, end=end)
-        prefix = tokenizer.decode(row[kind.anchor : given], end=end)
-        # a prefix may end inside a character: what both have in common is the prefix that can be read
-        prefixes.append(shared_start(text, prefix))
-        texts.append(text)
-    return Cell(
-        key=key,
-        method=method,
-        source=getattr(kind, "source", None),
-        steps=steps,
-        nfe=steps,
-        length=kind.length,
-        anchor=kind.anchor,
-        end_of_text=tokenizer.end_of_text,
-        seconds=seconds,
-        hardware=hardware(desk.settings.device),
-        texts=texts,
-        tokens=found.tolist(),
-        prefixes=prefixes,
-        given=task.given.tolist(),
-    )
-
-
-def shared_start(one: str, two: str) -> str:
-    """The longest beginning that both texts have."""
-    differ = (i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b)
-    return one[: next(differ, min(len(one), len(two)))]
+def fields_of(row: Row, cell: Cell, task: Prefixes) -> Plain:
+    """What judges and the held-out continuation say of a cell."""
+    value, low, high = mean_interval(token_accuracy(torch.tensor(cell.tokens), task.rows, task.asked))
+    plain = {name: value for name, value in row.plain().items() if name not in UNSAMPLED and value is not None}
+    return {**plain, "accuracy": value, "accuracy_interval": [low, high], "texts": cell.texts[:2]}
 
 
 def mauve_of(desk: Desk, cell: Cell, held_out: Cell) -> float | None:
     """MAUVE of the continuations and the held-out ones, by the features of the first judge that is a network."""
-    judge = next((judge for judge in desk.bench.judges() if isinstance(judge, CausalJudge)), None)
+    judge = next(iter(desk.bench.networks()), None)
     sets = [[t[len(p) :] for t, p in zip(c.texts, c.prefixes or [], strict=True)] for c in (cell, held_out)]
     sets = [[text for text in texts if text.strip()] for texts in sets]
     if judge is None or min(map(len, sets)) < FEWEST:
         return None
     return mauve(judge.features(sets[0]), judge.features(sets[1]))
-
-
-def real_row(desk: Desk, tokens: TokenRows, task: Task, settings: PrefixSettings) -> tuple[dict[str, Any], Cell]:
-    """The held-out continuations themselves: the target, as a row and as a cell."""
-    key = {"method": REAL, "prefix": prefix_key(tokens, settings), "samples": len(task.rows)}
-    cell = as_cell(tokens, tokens.tokenizer, task.rows, task, key, None, 0.0, REAL, desk)
-    return {"source": "", "method": REAL, "origin": "", **scored(desk, cell, task), "collapsed": False}, cell
-
-
-def paper_rows(steps: tuple[int, ...]) -> list[dict[str, Any]]:
-    """The paper's rows of these step counts."""
-    return [
-        {"source": "uniform" if "B)" not in method else "", "method": method, "origin": PAPER, "paper": True}
-        | {"steps": at, "ppl": ppl, "entropy_bits": entropy, "mauve": mauve}
-        for method, by_steps in PREFIX.items()
-        for at, (ppl, entropy, mauve) in by_steps.items()
-        if at in steps
-    ]

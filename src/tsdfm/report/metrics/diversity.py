@@ -1,7 +1,6 @@
-"""How different texts are from each other: self-BLEU, edit distance, agreement. Each gives one value a text (or place).
+"""How different texts are from each other: self-BLEU, differing positions, agreement; one value a text (or place).
 
-The paper's «pairwise edit distance» counts positions that differ, that is a Hamming distance (`position_difference`);
-`edit_distance` is Levenshtein's, which also sees that a text was only shifted.
+The paper's «pairwise edit distance» counts positions that differ, that is a Hamming distance.
 """
 
 from __future__ import annotations
@@ -10,9 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from tsdfm.errors import UserError
@@ -44,20 +41,6 @@ def self_bleu(texts: Sequence[Words], order: int = ORDER) -> list[float]:
     return found
 
 
-def bleu(text: Words, references: Sequence[Words], order: int = ORDER) -> float:
-    """BLEU of one text against its references, as in `self_bleu`."""
-    if not references:
-        raise UserError("BLEU needs at least one reference")
-    matches, totals = [], []
-    for n in range(1, order + 1):
-        best: Counter[Words] = Counter()
-        for other in references:
-            best |= Counter(_grams(other, n))
-        matches.append(sum((Counter(_grams(text, n)) & best).values()))
-        totals.append(max(0, len(text) - n + 1))
-    return _bleu(matches, totals, len(text), _closest(Counter(map(len, references)), len(text), own=False))
-
-
 def _grams(text: Words, n: int) -> list[Words]:
     return [tuple(text[i : i + n]) for i in range(len(text) - n + 1)]
 
@@ -77,9 +60,9 @@ def _elsewhere(top: tuple[int, int, int], i: int) -> int:
     return top[2] if top[1] == i else top[0]
 
 
-def _closest(lengths: Counter[int], length: int, own: bool = True) -> int:
-    """The reference length nearest to the text's (the shorter of two equally near ones); `own` is not a reference."""
-    others = [n for n, count in lengths.items() if count > (1 if own and n == length else 0)]
+def _closest(lengths: Counter[int], length: int) -> int:
+    """The length of another text nearest to this one's (the shorter of two equally near ones)."""
+    others = [n for n, count in lengths.items() if count > (n == length)]
     return min(others, key=lambda n: (abs(n - length), n))
 
 
@@ -95,17 +78,6 @@ def _bleu(matches: Sequence[int], totals: Sequence[int], length: int, reference:
         return 0.0
     penalty = min(0.0, 1.0 - reference / length)
     return math.exp(penalty + sum(logs) / len(logs))
-
-
-def pairs(count: int, most: int | None = None, seed: int = 0) -> Tensor:
-    """All i < j, [P, 2], or `most` of them drawn without replacement."""
-    if count < 2:
-        raise UserError("a pairwise distance needs at least two texts")
-    every = torch.combinations(torch.arange(count))
-    if most is None or most >= len(every):
-        return every
-    picks = torch.randperm(len(every), generator=torch.Generator().manual_seed(seed))[:most]
-    return every[picks.sort().values]
 
 
 def position_difference(rows: Tensor) -> list[float]:
@@ -143,26 +115,3 @@ def token_accuracy(predicted: Tensor, reference: Tensor, where: Tensor) -> list[
     right = ((predicted == reference) & where).sum(-1).double()
     asked = where.expand_as(predicted).sum(-1).double()
     return [float(r / a) for r, a in zip(right, asked, strict=True) if a > 0]
-
-
-def levenshtein(a: Sequence[int], b: Sequence[int]) -> int:
-    """Insertions, deletions and replacements that turn a into b."""
-    first, second = np.asarray(a, dtype=np.int64), np.asarray(b, dtype=np.int64)
-    steps = np.arange(len(second) + 1)
-    row: NDArray[np.int64] = steps.copy()
-    for i, token in enumerate(first, 1):
-        best = np.empty_like(row)
-        best[0] = i
-        best[1:] = np.minimum(row[:-1] + (second != token), row[1:] + 1)
-        # insertions: d_j = min_k≤j (best_k + j − k), a running minimum
-        row = np.minimum.accumulate(best - steps) + steps
-    return int(row[-1])
-
-
-def edit_distance(texts: Sequence[Sequence[int]], most: int | None = None, seed: int = 0) -> list[float]:
-    """Levenshtein distance over the longer length for each pair (or `most` random pairs), from 0 to 1."""
-    found = []
-    for i, j in pairs(len(texts), most, seed).tolist():
-        longer = max(len(texts[i]), len(texts[j]))
-        found.append(levenshtein(texts[i], texts[j]) / longer if longer else 0.0)
-    return found

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from tsdfm.errors import UserError
 
-Estimate = tuple[float, float, float]
-"""The value, and the two ends of its 95 % interval."""
+
+class Estimate(NamedTuple):
+    """A value and the two ends of its 95 % interval, NaN where that is not known."""
+
+    value: float
+    low: float = math.nan
+    high: float = math.nan
 
 
 @lru_cache(maxsize=8)
@@ -33,7 +39,7 @@ def ends(replicates: Tensor, estimate: float, centred: bool = False) -> Estimate
     ordered = replicates.sort().values
     low, high = ordered[int(0.025 * draws)], ordered[min(draws - 1, int(0.975 * draws))]
     shift = estimate - float(replicates.mean()) if centred else 0.0
-    return estimate, float(low) + shift, float(high) + shift
+    return Estimate(estimate, float(low) + shift, float(high) + shift)
 
 
 def mean_interval(values: Sequence[float], seed: int = 0, draws: int = 1000) -> Estimate:
@@ -66,27 +72,6 @@ def _median(values: Tensor) -> Tensor:
     """Over the last dimension."""
     ordered, size = values.sort(-1).values, values.shape[-1]
     return (ordered[..., (size - 1) // 2] + ordered[..., size // 2]) / 2
-
-
-def interval(
-    statistic: Callable[..., float],
-    *values: Sequence[Any],
-    seed: int = 0,
-    draws: int = 1000,
-    centred: bool = False,
-) -> Estimate:
-    """`statistic(*values)` and its 95 % bootstrap interval; the lists are resampled together, item by item.
-
-    Example: `interval(lambda nll, n: math.exp(sum(nll) / sum(n)), nlls, tokens)`, or `interval(bigram_entropy_bits,
-    rows, draws=200, centred=True)`. See `ends` for `centred`.
-    """
-    if not values or not len(values[0]) or any(len(column) != len(values[0]) for column in values):
-        raise UserError("an interval needs lists of the same length, with at least one item")
-    found = [
-        statistic(*([column[i] for i in picks] for column in values))
-        for picks in resamples(len(values[0]), seed, draws).tolist()
-    ]
-    return ends(torch.tensor(found, dtype=torch.float64), float(statistic(*values)), centred)
 
 
 def _some(values: Sequence[float]) -> Tensor:

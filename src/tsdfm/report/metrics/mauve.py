@@ -42,7 +42,7 @@ def mauve_interval(
     drawn = zip(resamples(len(p), seed, draws), resamples(len(q), seed + 1, draws), strict=True)
     found = torch.tensor([_area(p[mine], q[theirs], k) for mine, theirs in drawn], dtype=torch.float64)
     value, low, high = ends(found, _area(p, q, k), centred=True)
-    return value, max(0.0, low), min(1.0, high)
+    return Estimate(value, max(0.0, low), min(1.0, high))
 
 
 def cluster_count(fewest: int) -> int:

@@ -15,18 +15,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
 from tsdfm.errors import UserError
 from tsdfm.judges.base import Score
-from tsdfm.report.metrics.intervals import mean_interval, median_interval, ratio_interval
+from tsdfm.report.metrics.intervals import Estimate, mean_interval, median_interval, ratio_interval
 
 LN_2 = math.log(2)
 MEDIAN_DRAWS = 400
 
 
-def judge_fields(scores: Sequence[Score], own_tokens: Sequence[int] | None = None, seed: int = 0) -> dict[str, Any]:
-    """The fields of a row that a judge gives, each with its interval. Texts without a scored token are left out.
+@dataclass(frozen=True, kw_only=True)
+class JudgeScores:
+    """What one judge says of a set of texts. Texts without a scored token are left out, and counted as `unscored`."""
+
+    ppl: Estimate | None = None
+    ppl_corpus: Estimate | None = None
+    ppl_geometric: Estimate | None = None
+    ppl_median: Estimate | None = None
+    nll: Estimate | None = None
+    next_token_accuracy: Estimate | None = None
+    bits_per_char: Estimate | None = None
+    ppl_own: Estimate | None = None
+    judge_tokens: int | None = None
+    characters: int | None = None
+    unscored: int | None = None
+
+
+def judge_scores(scores: Sequence[Score], own_tokens: Sequence[int] | None = None, seed: int = 0) -> JudgeScores:
+    """A judge's scores of texts, summed up.
 
     `own_tokens` counts each text's tokens in the sample's own tokenizer (of the continuation alone, with a prefix).
     """
@@ -35,51 +52,28 @@ def judge_fields(scores: Sequence[Score], own_tokens: Sequence[int] | None = Non
         raise UserError(f"there are {len(own)} counts of tokens for {len(scores)} scores")
     kept = [(score, mine) for score, mine in zip(scores, own, strict=True) if score.tokens]
     if not kept:
-        return {"ppl": None, "ppl_interval": None, "unscored": len(scores)}
+        return JudgeScores(unscored=len(scores))
     nll, tokens = [s.nll for s, _ in kept], [s.tokens for s, _ in kept]
     means = [s.nll / s.tokens for s, _ in kept]
-    hits, characters = [s.hits for s, _ in kept], [s.characters for s, _ in kept]
+    characters = [s.characters for s, _ in kept]
     each = [exp(mean) for mean in means]
-    out = {
-        **_named("ppl", mean_interval(each, seed)),
-        **_named("ppl_corpus", [exp(x) for x in ratio_interval(nll, tokens, seed)]),
-        **_named("ppl_geometric", [exp(x) for x in mean_interval(means, seed)]),
-        **_named("ppl_median", median_interval(each, seed, MEDIAN_DRAWS)),
-        **_named("nll", mean_interval(nll, seed)),
-        **_named("next_token_accuracy", ratio_interval(hits, tokens, seed)),
-    }
-    if any(characters):
-        out |= _named("bits_per_char", [x / LN_2 for x in ratio_interval(nll, characters, seed)])
     shared = [exp(s.nll / mine) for s, mine in kept if mine]
-    if shared:
-        out |= _named("ppl_own", mean_interval(shared, seed))
-    return {**out, "judge_tokens": sum(tokens), "characters": sum(characters), "unscored": len(scores) - len(kept)}
-
-
-def perplexities(scores: Sequence[Score]) -> list[float]:
-    """exp(mean nll) of each text that has a scored token; their mean is the paper's perplexity."""
-    return [exp(s.nll / s.tokens) for s in scores if s.tokens]
-
-
-def bits_per_character(scores: Sequence[Score]) -> float:
-    """Σ nll / (ln 2 · Σ characters)."""
-    characters = sum(s.characters for s in scores)
-    if not characters:
-        raise UserError("bits per character need a text with at least one character")
-    return sum(s.nll for s in scores) / (LN_2 * characters)
-
-
-def next_token_accuracy(scores: Sequence[Score]) -> float:
-    """How often the judge's likeliest token was the one that came, over all scored tokens."""
-    tokens = sum(s.tokens for s in scores)
-    return sum(s.hits for s in scores) / tokens if tokens else 0.0
+    per_char = [x / LN_2 for x in ratio_interval(nll, characters, seed)] if any(characters) else None
+    return JudgeScores(
+        ppl=mean_interval(each, seed),
+        ppl_corpus=Estimate(*(exp(x) for x in ratio_interval(nll, tokens, seed))),
+        ppl_geometric=Estimate(*(exp(x) for x in mean_interval(means, seed))),
+        ppl_median=median_interval(each, seed, MEDIAN_DRAWS),
+        nll=mean_interval(nll, seed),
+        next_token_accuracy=ratio_interval([s.hits for s, _ in kept], tokens, seed),
+        bits_per_char=Estimate(*per_char) if per_char else None,
+        ppl_own=mean_interval(shared, seed) if shared else None,
+        judge_tokens=sum(tokens),
+        characters=sum(characters),
+        unscored=len(scores) - len(kept),
+    )
 
 
 def exp(x: float) -> float:
     """e^x, the largest number there is rather than an error where that is too large."""
     return math.exp(min(x, 709.0))
-
-
-def _named(name: str, found: Sequence[float]) -> dict[str, Any]:
-    value, low, high = found
-    return {name: value, f"{name}_interval": [low, high]}

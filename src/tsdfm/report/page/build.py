@@ -1,66 +1,241 @@
-"""Put the page together and write it."""
+"""Put the page together: what the template is told, the same as Markdown, and the command."""
 
 from __future__ import annotations
 
-import os
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tsdfm import __version__
-from tsdfm.report.page.gather import Found, gather
-from tsdfm.report.page.markup import document, esc
-from tsdfm.report.page.sections import Page, fill, glance, methods_line
-from tsdfm.report.page.settings import PageSettings
-from tsdfm.report.page.ways import player_data, players
-from tsdfm.store.files import disk
+from tsdfm.report.page import charts
+from tsdfm.report.page.gather import Gathered, MadeFolder, gather, portable, way_label
+from tsdfm.report.page.markup import document, number, percent
+from tsdfm.report.page.ways import finished, player_data, players
+from tsdfm.report.rows import REAL, Plain, Row, finite
+from tsdfm.report.settings import PageSettings
+from tsdfm.report.summary import by_steps, every_row
+from tsdfm.report.table import Column, Table, markdown_escape, write_text
 
-SCRIPTS = ("base.js", "chart.js", "player.js", "start.js")
-STYLES = ("style.css", "player.css")
+Show = Callable[[Any], str]
+COLUMNS: tuple[tuple[str, str, Show], ...] = (
+    ("valid", "valid", percent),
+    ("ppl", "perplexity", number),
+    ("ppl_corpus", "ppl, pooled", number),
+    ("ppl_median", "ppl, median", number),
+    ("nll", "NLL, nats a text", lambda v: number(v, 1)),
+    ("bits_per_char", "bits a character", number),
+    ("entropy_bits", "entropy, bits", number),
+    ("bigram_entropy_bits", "bigram entropy", number),
+    ("repetition", "repetition", percent),
+    ("compass_calls", "compass calls", lambda v: number(v, 0)),
+    ("tokens_per_s", "tokens/s", lambda v: number(v, 0)),
+)
 
 
 def build_page(folder: Path) -> Path:
     """Write OUT/report/index.html from what lies in the pipeline's folder OUT, and return its path."""
-    return write_page(folder / "report" / "index.html", page_of(gather(folder)))
-
-
-def page_of(found: Found) -> str:
-    """The report as HTML."""
-    page, name = Page(found), found.folder.resolve().name
-    fill(page)
-    data = {"charts": page.charts, "players": [player_data(group, found.methods) for group in players(found.ways)]}
-    head = (
-        f'<header><p class="kind">tsdfm report</p><h1>{esc(name)}</h1>'
-        '<p class="lead">Language models that write a whole text in a few network passes: what each method writes, '
-        f"measured one way. {esc(methods_line(found)).capitalize()}.</p>{glance(found)}</header>"
-    )
-    foot = f"<footer>Written by tsdfm {esc(__version__)}. This file holds all it shows and asks no server for anything."
-    return document(
-        title=f"{name} · tsdfm report",
-        body=head + page.html() + foot + "</footer>",
-        data=data,
-        scripts=SCRIPTS,
-        styles=STYLES,
-    )
-
-
-def write_page(path: Path, text: str) -> Path:
-    """Write a page so that a reader sees the old one or the new one."""
-    temp = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    with disk(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            temp.write_bytes(text.encode("utf-8", "replace"))  # half a surrogate pair in a text must not stop the page
-            temp.replace(path)
-        finally:
-            temp.unlink(missing_ok=True)
-    return path
+    return write_text(folder / "report" / "index.html", page_of(gather(folder)))
 
 
 def run(settings: PageSettings) -> Path:
     """`tsdfm report page`: write the page and say where it is."""
-    path = build_page(settings.folder)
+    if settings.markdown is not None:
+        path = write_text(settings.markdown, markdown_of(gather(settings.folder)))
+    else:
+        path = build_page(settings.folder)
     print(path)
     if settings.open:
         import webbrowser
 
         webbrowser.open(path.resolve().as_uri())
     return path
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What the headline counts."""
+
+    name: str
+    title: str
+    show: Show
+    best: Callable[..., float]
+
+
+def first_measure(found: Gathered) -> Measure:
+    """Valid stories where a story judge was there, perplexity otherwise."""
+    if any(row.valid for row in found.made):
+        return Measure("valid", "Valid stories", percent, max)
+    return Measure("ppl", "Perplexity", number, min)
+
+
+def page_of(found: Gathered) -> str:
+    """The report as HTML."""
+    styles, first, groups = found.styles(), first_measure(found), players(found.ways)
+    kinds = dict.fromkeys(("Teachers", "Compasses", "Students and others"))
+    curves = {kind: charts.training(kind, [s for s in found.stages if s.lines and s.kind == kind]) for kind in kinds}
+    steered = {stage.name: charts.navigation(stage) for stage in found.stages}
+    drawn = {
+        "quality": {source: charts.quality(found, source) for source in found.sources},
+        "frontier": {entropy: charts.frontier(found, entropy) for entropy in charts.ENTROPIES},
+        "energy": charts.energy(found),
+        "training": {kind: some for kind, some in curves.items() if some},
+        "navigation": {name: some for name, some in steered.items() if some},
+    }
+    name = found.folder.resolve().name
+    return document(
+        "report.html",
+        title=f"{name} · tsdfm report",
+        data={"players": [player_data(group, styles) for group in groups]},
+        name=name,
+        found=found,
+        styles=styles,
+        first=first,
+        charts=drawn,
+        groups=groups,
+        compared=compared(found),
+        headline=headline(found, first),
+        glance=glance(found, first),
+        every=everything(found),
+        exams=examined(found),
+        stages=stage_table(found),
+        facts=facts(found),
+        settings=settings_of(found),
+        version=__version__,
+        measure_of=charts.measure_of,
+        way_label=way_label,
+        finished=finished,
+        stage_cells=lambda table: [table.cells(row) for row in table.rows],
+    )
+
+
+def markdown_of(found: Gathered) -> str:
+    """The report as one page of Markdown: what was measured, every table, where it comes from, the settings."""
+    out = [f"# {found.folder.resolve().name}", "", "## Where this comes from", ""]
+    out += [f"- {name}: {', '.join(map(markdown_escape, values))}" for name, values in facts(found).items() if values]
+    out += ["", stage_table(found).markdown()]
+    rows = [*found.made, *([found.real] if found.real else [])]
+    measured = [by_steps(rows), every_row(rows)] if found.made else []
+    tables = [*measured, *([found.frontier] if found.frontier else []), *found.tables.values()]
+    out += ["## Tables", "", *(table.markdown() for table in tables)] if tables else []
+    out += ["## Settings", ""]
+    for name, text in settings_of(found).items():
+        out += [f"### {name}", "", "```json", text, "```", ""]
+    return "\n".join(out)
+
+
+def compared(found: Gathered) -> str:
+    """What is compared, in a few words."""
+    names = [name for name in found.methods if name != REAL]
+    words = [f"{len(names)} method{'s' if len(names) != 1 else ''}"] if names else []
+    words += [f"{' and '.join(found.sources)} source"] if found.sources else []
+    return f"{', '.join(words)}.".capitalize()
+
+
+def headline(found: Gathered, first: Measure) -> list[Plain]:
+    """Methods by steps, a table for each source."""
+    out = []
+    for source in found.sources:
+        known = [
+            (row, value) for row in found.made if row.source == source and (value := charts.measure_of(row, first.name))
+        ]
+        steps = sorted({row.steps for row, _ in known if row.steps is not None})
+        best = {at: first.best(value.value for row, value in known if row.steps == at) for at in steps}
+        cells: dict[str, dict[int | None, Row]] = {}
+        for row, _ in known:
+            cells.setdefault(row.label, {})[row.steps] = row
+        out += [{"source": source, "steps": steps, "best": best, "cells": cells}] if known else []
+    return out
+
+
+def glance(found: Gathered, first: Measure) -> Plain | None:
+    """The first source at the step count most methods share: a row a method, the target last."""
+    for source in found.sources:
+        rows = [row for row in found.made if row.source == source and charts.measure_of(row, first.name)]
+        if rows:
+            counts = [row.steps or 0 for row in rows]
+            shared = {at for at in counts if counts.count(at) == max(map(counts.count, counts))}
+            steps = 8 if 8 in shared else min(shared)  # the paper's headline is at eight
+            real = [found.real] if found.real and charts.measure_of(found.real, first.name) else []
+            return {"source": source, "steps": steps, "rows": [row for row in rows if row.steps == steps] + real}
+    return None
+
+
+def everything(found: Gathered) -> Plain:
+    """Every row, and every column that has something in it."""
+    rows = [*found.made, *(row for row in found.rows if row.method == REAL)]
+    rows += [row for row in found.rows if row not in rows]
+    columns = [
+        c for c in COLUMNS if any((v := charts.measure_of(r, c[0])) and (v.value or "calls" not in c[0]) for r in rows)
+    ]
+    temperatures = {row.temperature for row in rows if row.steps is not None}
+    return {"rows": rows, "columns": columns, "temperatures": len(temperatures) > 1}
+
+
+def examined(found: Gathered) -> Plain | None:
+    """What the examination of each compass said."""
+    names = list(dict.fromkeys(name for exam in found.compass.values() for name in exam.get("accuracy") or {}))
+    rows = []
+    for source, exam in found.compass.items():
+        shares = [percent(v) if finite(v := (exam.get("accuracy") or {}).get(name)) else "" for name in names]
+        falls = percent(exam["smoothness"]) if finite(exam.get("smoothness")) else ""
+        rows.append([source, *shares, falls, number(exam.get("spearman"))])
+    words = [name.replace("_", " ") for name in names]
+    head = ["source", *words, "falls between neighbouring times", "rank correlation with t"]
+    return {"head": head, "rows": rows} if rows else None
+
+
+def stage_table(found: Gathered) -> Table:
+    """The stages: what each is, when it was made, and from what."""
+    head = {"folder": "folder", "stage": "stage", "made": "made", "seed": "seed", "steps": "steps"}
+    head |= {"weights": "weights, sha256", "inputs": "made from"}
+    table = Table("stages", "Stages", [Column(name, label, "left") for name, label in head.items()])
+    for stage in found.stages:
+        about, files = stage.manifest, stage.manifest.get("files") or {}
+        weights = files.get("ema.safetensors") or files.get("model.safetensors") or {}
+        inputs = [f"{name} {made.get('sha256', '')[:8]}" for name, made in (about.get("inputs") or {}).items()]
+        made = str(about.get("created", ""))[:16].replace("T", " ")
+        known = {"folder": stage.name, "stage": stage.stage, "made": made, "seed": number(about.get("seed"))}
+        steps = number((settings_in(stage).get("loop") or {}).get("steps"))
+        table.add(**known, steps=steps, weights=weights.get("sha256", "")[:16], inputs=", ".join(inputs))
+    return table
+
+
+def settings_in(stage: MadeFolder) -> Plain:
+    """A stage's settings."""
+    found = stage.manifest.get("settings")
+    return found if isinstance(found, dict) else {}
+
+
+def settings_of(found: Gathered) -> dict[str, str]:
+    """Every stage's settings as text."""
+    plain = {stage.name: portable(settings_in(stage), found.folder) for stage in found.stages}
+    return {name: json.dumps(one, indent=1, ensure_ascii=False) for name, one in plain.items()}
+
+
+def facts(found: Gathered) -> dict[str, list[str]]:
+    """What all rows share, and the commands that make them again."""
+    versions = found.stages[-1].manifest.get("versions") or {} if found.stages else {}
+    commit = dict.fromkeys(str(s.manifest["commit"]) for s in found.stages if s.manifest.get("commit"))
+
+    def every(name: str) -> list[str]:
+        values = [getattr(row, name) for row in found.made]
+        return list(dict.fromkeys(str(value) for value in values if value not in (None, "")))
+
+    return {
+        "judge": every("judge"),
+        "texts a row": every("samples"),
+        "tokens a text": every("length"),
+        "sampling seed": every("seed"),
+        "temperature": every("temperature"),
+        "top-p": every("top_p"),
+        "draws": every("draw"),
+        "precision": every("precision"),
+        "hardware": every("hardware"),
+        "software": [f"{name} {version}" for name, version in versions.items() if version],
+        "commit": list(commit),
+        "checkpoints measured": every("checkpoint"),
+        "compass of the trajectories": sorted({way.compass for way in found.ways if way.compass}),
+        "commands": ["tsdfm pipeline RECIPE --out FOLDER", *dict.fromkeys(found.commands)],
+    }

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tsdfm.report.page.gather import way_label
-from tsdfm.report.page.markup import GLYPHS, ORDER, badge, esc, number, style_of
-from tsdfm.samples.trajectory import Row, Trajectory
+from tsdfm.report.page.gather import GLYPHS, way_label
+from tsdfm.report.rows import Plain
+from tsdfm.report.runs import rank
+from tsdfm.samples.trajectory import Row, State, Trajectory
 
 END = "¶"
 UNKNOWN = "\ufffd"
@@ -19,15 +20,11 @@ def players(ways: Sequence[Trajectory]) -> list[list[Trajectory]]:
     for way in ways:
         if way.rows:
             groups.setdefault((way.source, way.seed, len(way.rows[0].start)), []).append(way)
-    return [sorted(groups[name], key=rank) for name in sorted(groups, key=lambda name: (name[0] != "uniform", *name))]
+    order = sorted(groups, key=lambda name: (name[0] != "uniform", *name))
+    return [sorted(groups[name], key=lambda way: (rank(way.method), way_label(way), way.steps)) for name in order]
 
 
-def rank(way: Trajectory) -> tuple[int, str, int]:
-    place = ORDER.index(way.method) if way.method in ORDER else len(ORDER)
-    return place, way_label(way), way.steps
-
-
-def player_data(group: Sequence[Trajectory], methods: Sequence[str]) -> dict[str, Any]:
+def player_data(group: Sequence[Trajectory], styles: Mapping[str, int]) -> Plain:
     """A group as the script plays it."""
     return {
         "source": group[0].source,
@@ -35,8 +32,8 @@ def player_data(group: Sequence[Trajectory], methods: Sequence[str]) -> dict[str
         "panels": [
             {
                 "name": way_label(way),
-                "glyph": GLYPHS[style_of(way_label(way), methods)],
-                "style": style_of(way_label(way), methods),
+                "glyph": GLYPHS[styles[way_label(way)]],
+                "style": styles[way_label(way)],
                 "steps": way.steps,
                 "mask": way.mask,
                 "end": way.end_of_text,
@@ -48,7 +45,7 @@ def player_data(group: Sequence[Trajectory], methods: Sequence[str]) -> dict[str
     }
 
 
-def row_data(row: Row, mask: int | None) -> dict[str, Any]:
+def row_data(row: Row, mask: int | None) -> Plain:
     """One text: its start, then for each step its time, changes, replacements, confidence and energy."""
     states = list(row.replay(mask))[1:]
     return {
@@ -68,32 +65,14 @@ def row_data(row: Row, mask: int | None) -> dict[str, Any]:
     }
 
 
-def player(index: int, group: Sequence[Trajectory], methods: Sequence[str], start: str = "halfway") -> str:
-    """The player's place; without scripts it holds the finished texts. `start` is `halfway` or `noise`."""
-    panels = "".join(f'<article class="panel">{still(way, methods)}</article>' for way in group)
-    title = f"{esc(group[0].source)} source, seed {group[0].seed}"
-    about = f'data-player="{index}" data-title="{title}" data-start="{start}"'
-    return f'<div class="player" {about}><div class="panels">{panels}</div></div>'
-
-
-def still(way: Trajectory, methods: Sequence[str]) -> str:
-    """The finished texts of a trajectory, with what the last step says of them."""
-    out = [f"<h4>{badge(way_label(way), methods)} <small>{way.steps} steps</small></h4>"]
+def finished(way: Trajectory) -> Iterator[tuple[str, State]]:
+    """The finished texts of a trajectory without their padding, and their last states."""
+    words = {way.end_of_text: END, way.mask: "░"}
     for row in way.rows:
         last = list(row.replay(way.mask))[-1]
-        out.append(f'<p class="text">{esc(text_of(way, last.tokens))}</p>')
-        sure = f"confidence {number(last.confidence)}" if last.confidence is not None else ""
-        force = f", energy {number(last.energy)}" if last.energy is not None else ""
-        out.append(f'<p class="meta">{sure}{force}</p>')
-    return "".join(out)
-
-
-def text_of(way: Trajectory, tokens: Sequence[int]) -> str:
-    """A state as text; its padding is left out."""
-    kept = list(tokens)
-    while kept and kept[-1] == way.end_of_text:
-        kept.pop()
-    while kept and kept[0] == way.end_of_text:
-        kept.pop(0)
-    words = {way.end_of_text: END, way.mask: "░"}
-    return "".join(words.get(token) or way.pieces.get(token, UNKNOWN) for token in kept)
+        kept = list(last.tokens)
+        while kept and kept[-1] == way.end_of_text:
+            kept.pop()
+        while kept and kept[0] == way.end_of_text:
+            kept.pop(0)
+        yield "".join(words.get(token) or way.pieces.get(token, UNKNOWN) for token in kept), last

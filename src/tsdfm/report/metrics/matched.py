@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from tsdfm.report.metrics.intervals import resamples
-from tsdfm.report.metrics.pool import Pool, weights_of
+from tsdfm.report.metrics.ngrams import NgramPool, weights_of
 
 Points = Sequence[tuple[float, float]]
 """(entropy, perplexity) of a curve."""
@@ -130,7 +130,7 @@ class PooledEntropy:
     """
 
     def __init__(self, rows: Sequence[Tensor]) -> None:
-        self._pool = Pool(rows, 2)
+        self._pool = NgramPool(rows, 2)
         self._whole = torch.tensor([self._pool.entropy()], dtype=torch.float64)
         self._last: tuple[Tensor, Tensor] | None = None
 

@@ -1,4 +1,6 @@
-"""The n-grams of all texts together, kept so that texts can be weighed again cheaply (for intervals).
+"""What the tokens of texts say without a judge: entropy, distinct n-grams, repetition. Each text is [n] int64.
+
+The n-grams of all texts are kept together so that texts can be weighed again cheaply (for intervals).
 
 A bootstrap draw weighs text i by w_i, how often it was drawn. An n-gram that only one text has (most of them) then
 occurs m·w_i times, so all of a text's own n-grams are summed once and for all; those that texts share are counted by a
@@ -7,16 +9,59 @@ product of a sparse matrix [shared n-grams, texts] with the weights [texts, draw
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from tsdfm.report.metrics.intervals import resamples
+from tsdfm.report.metrics.intervals import Estimate, ends, mean_interval, resamples
 
 ROOM = 1 << 23  # counts alive at once: 64 MiB
+DRAWS = 200
+REPEATED = 4  # n of seq-rep-n
 EXACT = 1 << 20  # n-grams up to which any draw's counts stay far under 2^24, where float32 ends to be exact
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextStats:
+    """What the tokens of a set of texts say: means over texts, or of all texts together (bigrams, distinct-n)."""
+
+    entropy_bits: Estimate | None = None
+    entropy_nats: Estimate | None = None
+    bigram_entropy_bits: Estimate | None = None
+    repetition: Estimate | None = None
+    distinct_1: Estimate | None = None
+    distinct_2: Estimate | None = None
+    distinct_3: Estimate | None = None
+
+
+def text_stats(rows: Sequence[Tensor], seed: int = 0) -> TextStats:
+    """The statistics of texts; `rows` are their tokens without padding.
+
+    The entropy of a text is that of its own token histogram, H = −Σ_v (n_v / n)·log2(n_v / n); seq-rep-4 is one minus
+    the share of different 4-grams. Bigram entropy and distinct-n are of all texts together, with centred intervals.
+    """
+    tokens, pairs, threes, fours = (NgramPool.of(len(rows), *found) for found in grams(rows, REPEATED))
+    bits, sizes, kinds = tokens.of_each()[2].tolist(), *(values.tolist() for values in fours.of_each()[:2])
+    entropies, distincts = pairs.both(pairs.weights(seed, DRAWS))
+    one, three = (ends(p.distincts(p.weights(seed, DRAWS)), p.distinct(), centred=True) for p in (tokens, threes))
+    return TextStats(
+        entropy_bits=mean_interval(bits, seed),
+        entropy_nats=mean_interval([x * math.log(2) for x in bits], seed),
+        bigram_entropy_bits=ends(entropies, pairs.entropy(), centred=True),
+        repetition=mean_interval([1.0 - k / n if n else 0.0 for k, n in zip(kinds, sizes, strict=True)], seed),
+        distinct_1=one,
+        distinct_2=ends(distincts, pairs.distinct(), centred=True),
+        distinct_3=three,
+    )
+
+
+def entropy_bits(rows: Sequence[Tensor]) -> list[float]:
+    """Entropy in bits of each text's own token histogram; 0 for an empty text."""
+    return [float(bits) for bits in NgramPool(rows, 1).of_each()[2]]
 
 
 def grams(rows: Sequence[Tensor], most: int) -> list[tuple[Tensor, Tensor]]:
@@ -36,14 +81,14 @@ def grams(rows: Sequence[Tensor], most: int) -> list[tuple[Tensor, Tensor]]:
     return out
 
 
-class Pool:
+class NgramPool:
     """The n-grams of texts, ready to be counted for many weights of the texts at once."""
 
     def __init__(self, rows: Sequence[Tensor], n: int) -> None:
         self._fill(len(rows), *grams(rows, n)[-1])
 
     @classmethod
-    def of(cls, texts: int, kind: Tensor, owner: Tensor) -> Pool:
+    def of(cls, texts: int, kind: Tensor, owner: Tensor) -> NgramPool:
         """From what `grams` gave for one n."""
         pool = cls.__new__(cls)
         pool._fill(texts, kind, owner)

@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tsdfm.report.metrics import entropy_bits, interval, repetition, text_fields
 from tsdfm.report.metrics.intervals import median_interval, resamples
-from tsdfm.report.metrics.pool import Pool, grams, weights_of
+from tsdfm.report.metrics.ngrams import NgramPool, entropy_bits, grams, text_stats, weights_of
 
 
 def random_rows(seed: int, texts: int = 9) -> list[Tensor]:
@@ -41,7 +40,7 @@ def bits(counts: Counter[tuple[int, ...]]) -> float:
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_weighed_pools_are_counted_ones(seed: int, n: int) -> None:
     rows = random_rows(seed)
-    pool = Pool(rows, n)
+    pool = NgramPool(rows, n)
     weights = weights_of(torch.randint(len(rows), (12, len(rows)), generator=torch.Generator().manual_seed(seed)))
     entropies, distincts = pool.both(weights)
     assert torch.equal(entropies, pool.entropies(weights))
@@ -58,21 +57,23 @@ def test_weighed_pools_are_counted_ones(seed: int, n: int) -> None:
 def test_of_each_text_alone() -> None:
     rows = random_rows(2)
     for n in (1, 3):
-        sizes, kinds, entropies = Pool(rows, n).of_each()
+        sizes, kinds, entropies = NgramPool(rows, n).of_each()
         for i, row in enumerate(rows):
             counts = counted([row], n, [1.0])
             assert (int(sizes[i]), int(kinds[i])) == (sum(counts.values()), len(counts))
             assert float(entropies[i]) == pytest.approx(bits(counts), abs=1e-12)
     fours = [counted([row], 4, [1.0]) for row in rows]
     wanted = [1 - len(c) / sum(c.values()) if c else 0.0 for c in fours]
-    assert repetition(rows) == pytest.approx(wanted)
+    found = text_stats(rows).repetition
+    assert found is not None
+    assert found.value == pytest.approx(statistics.fmean(wanted))
 
 
 def test_parts_of_the_draws_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = random_rows(3)
-    pool, weights = Pool(rows, 2), weights_of(resamples(len(rows), 0, 20))
+    pool, weights = NgramPool(rows, 2), weights_of(resamples(len(rows), 0, 20))
     whole = pool.both(weights)
-    monkeypatch.setattr("tsdfm.report.metrics.pool.ROOM", 30)
+    monkeypatch.setattr("tsdfm.report.metrics.ngrams.ROOM", 30)
     for one, two in zip(whole, pool.both(weights), strict=True):
         torch.testing.assert_close(one, two)
 
@@ -82,23 +83,36 @@ def test_no_gram_crosses_a_border() -> None:
     assert owner.tolist() == [0, 2, 2]
     assert kind[0] == kind[2] != kind[1]
     assert [len(k) for k, _ in grams([torch.tensor([5])], 4)] == [1, 0, 0, 0]
-    assert Pool([], 2).entropies(torch.zeros(3, 0, dtype=torch.float64)).tolist() == [0.0] * 3
+    assert NgramPool([], 2).entropies(torch.zeros(3, 0, dtype=torch.float64)).tolist() == [0.0] * 3
 
 
 def test_fields_are_those_of_the_single_metrics() -> None:
     rows = [torch.randint(0, 9, (20,), generator=torch.Generator().manual_seed(i)) for i in range(8)]
-    found = text_fields(rows)
-    assert found["entropy_bits"] == pytest.approx(sum(entropy_bits(rows)) / 8)
-    assert found["entropy_nats"] == pytest.approx(found["entropy_bits"] * math.log(2))
+    found = {name: value for name, value in vars(text_stats(rows)).items() if value is not None}
+    assert len(found) == 7
+    assert found["entropy_bits"].value == pytest.approx(sum(entropy_bits(rows)) / 8)
+    assert found["entropy_nats"].value == pytest.approx(found["entropy_bits"].value * math.log(2))
     for n in (1, 2, 3):
         counts = counted(rows, n, [1.0] * 8)
-        assert found[f"distinct_{n}"] == pytest.approx(len(counts) / sum(counts.values()))
-    assert found["bigram_entropy_bits"] == pytest.approx(bits(counted(rows, 2, [1.0] * 8)))
-    low, high = found["bigram_entropy_bits_interval"]
-    assert low < found["bigram_entropy_bits"] < high
+        assert found[f"distinct_{n}"].value == pytest.approx(len(counts) / sum(counts.values()))
+    assert found["bigram_entropy_bits"].value == pytest.approx(bits(counted(rows, 2, [1.0] * 8)))
+    for value, low, high in found.values():
+        assert low - 1e-12 <= value <= high + 1e-12
+    value, low, high = found["bigram_entropy_bits"]
+    assert low < value < high
+
+
+def test_entropy_of_known_histograms() -> None:
+    rows = [torch.tensor(r, dtype=torch.int64) for r in ([7, 7, 7, 7], [1, 2, 3, 4], [1, 1, 2, 3], [])]
+    assert entropy_bits(rows) == pytest.approx([0.0, 2.0, 1.5, 0.0])
+    # bigrams: (1,2) twice, (2,1) once, (3,4) once; (1,3) across the border is none
+    some = [torch.tensor(r, dtype=torch.int64) for r in ([1, 2, 1], [1, 2], [3, 4])]
+    assert NgramPool(some, 2).entropy() == pytest.approx(1.5)
+    assert [NgramPool(some, n).distinct() for n in (1, 2, 3, 5)] == pytest.approx([4 / 7, 3 / 4, 1, 0])
 
 
 @pytest.mark.parametrize("count", [1, 6, 7])
 def test_the_median_and_its_interval(count: int) -> None:
     values = torch.rand(count, generator=torch.Generator().manual_seed(count), dtype=torch.float64).tolist()
-    assert median_interval(values, 3, 60) == pytest.approx(interval(statistics.median, values, seed=3, draws=60))
+    drawn = sorted(statistics.median([values[i] for i in picks]) for picks in resamples(count, 3, 60).tolist())
+    assert median_interval(values, 3, 60) == pytest.approx((statistics.median(values), drawn[1], drawn[58]))

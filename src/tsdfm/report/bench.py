@@ -1,0 +1,298 @@
+"""Measuring cells: sample a run (or read held-out text), have every judge read the texts, sum up what they say.
+
+    bench = Bench(MeasureSettings(samples=64), Cells(Path("report/cells")))
+    row = bench.row(run, bench.cell(run, steps=8))
+
+Nothing is sampled or scored twice: cells lie on disk, and so do the scores of judges that are networks. `scores.jsonl`
+grows by a line a text, so a process keeps its content, its judges and its counts of texts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from torch import Tensor
+
+from tsdfm.compass.statistics import wilson
+from tsdfm.corpus.story_judge import judge as read_story
+from tsdfm.corpus.world import World, world_named
+from tsdfm.judges import Judge, judge_from
+from tsdfm.judges.base import OnDone, Score
+from tsdfm.judges.cache import Book
+from tsdfm.judges.causal import CausalJudge
+from tsdfm.judges.world import WorldJudge
+from tsdfm.nn.velocity import run_folder
+from tsdfm.report.cells import Cell, Cells
+from tsdfm.report.hardware import hardware
+from tsdfm.report.metrics.intervals import Estimate, mean_interval
+from tsdfm.report.metrics.ngrams import TextStats, text_stats
+from tsdfm.report.metrics.perplexity import judge_scores
+from tsdfm.report.rows import REAL, Plain, Row, StoryScores
+from tsdfm.report.runs import TrainedRun
+from tsdfm.report.settings import MeasureSettings
+from tsdfm.samples.guide import Guide
+from tsdfm.samples.model import TextModel, load
+from tsdfm.settings import to_dict
+from tsdfm.store.files import file_sha256
+from tsdfm.store.manifest import NAME as MANIFEST
+from tsdfm.tokens.rows import TokenRows
+
+SCORES = "scores.jsonl"
+DRAW = "float32 weights, 53-bit uniforms"
+_STATS: dict[bytes, TextStats] = {}
+
+
+class Bench:
+    """The judges of a measurement, loaded when first asked, and the cells they have already seen."""
+
+    def __init__(self, settings: MeasureSettings, cells: Cells | None = None) -> None:
+        self.settings = settings
+        self.cells = cells or Cells()
+        self._judges: list[Judge] | None = None
+        self._model: tuple[Path, TextModel] | None = None
+
+    def judges(self) -> list[Judge]:
+        """The story world's judge, if there is one, and then the others."""
+        if self._judges is None:
+            world: list[Judge] = [WorldJudge(world_named(self.settings.world))] if self.settings.world else []
+            others = (judge_named(spec, self.settings.device) for spec in self.settings.judges)
+            self._judges = list({judge.fingerprint: judge for judge in (*world, *others)}.values())
+        return self._judges
+
+    def judge_names(self) -> list[str]:
+        """The fingerprints of the judges; the figures of the first stand in the rows themselves."""
+        return [judge.fingerprint for judge in self.judges()]
+
+    def networks(self) -> list[CausalJudge]:
+        """The judges that have features."""
+        return [judge for judge in self.judges() if isinstance(judge, CausalJudge)]
+
+    def model(self, run: TrainedRun) -> TextModel:
+        """The run's model; the last one is kept, as tables go run by run."""
+        if self._model is None or self._model[0] != run.path:
+            self._model = (run.path, load(run.path, self.settings.device))
+        return self._model[1]
+
+    def cell(
+        self,
+        run: TrainedRun,
+        steps: int,
+        *,
+        guide: Guide | None = None,
+        temperature: float | None = None,
+        bias: Tensor | None = None,
+        seed: int | None = None,
+        times: int = 1,
+    ) -> Cell:
+        """The texts of a run at one step count; of another seed, and several times as many, where that is asked."""
+        key = self.key(run, steps, guide)
+        key |= {"samples": times * self.settings.samples}
+        key |= {} if temperature is None else {"temperature": temperature}
+        key |= {} if seed is None else {"seed": seed}
+        key |= {} if bias is None else {"bias": bias_key(bias)}
+        return self.cells.get(key, lambda: sample(self.model(run), key, guide, bias))
+
+    def key(self, run: TrainedRun, steps: int, guide: Guide | None = None) -> Plain:
+        """Everything that decides the texts of a cell."""
+        made, asked = self.model(run), self.settings
+        return {
+            "method": made.method,
+            "source": made.velocity.spec.source,
+            "steps": steps,
+            "checkpoint": made.velocity.sha256[:16],
+            "samples": asked.samples,
+            "seed": asked.seed,
+            "temperature": asked.temperature,
+            "top_p": asked.top_p,
+            "jump": made.velocity.spec.usual_jump() if asked.jump == "auto" else asked.jump,
+            "precision": "bf16" if made.bf16 else "float32",
+            "guide": guide_key(guide),
+        }
+
+    def row(self, run: TrainedRun, cell: Cell, *, name: str | None = None, guide: Guide | None = None) -> Row:
+        """The row of a run's cell; `name` is what it calls the method."""
+        made = self.model(run)
+        return replace(
+            self.judged(cell),
+            method=name or made.method,
+            guide=guide.policy if guide else None,
+            draw=DRAW,
+            run=run_name(made.velocity.checkpoint) if made.velocity.checkpoint else None,
+            tokens_per_s=len(cell.texts) * cell.length / cell.seconds,
+        )
+
+    def target(self, tokens: Path) -> Row:
+        """The row of held-out text, measured the same way."""
+        rows = TokenRows(tokens, "valid")
+        picks = spread(len(rows), self.settings.samples)
+        key = {"method": REAL, "tokens": file_sha256(tokens / MANIFEST)[:16], "samples": len(picks), "rows": "spread"}
+        cell = self.cells.get(key, lambda: read_rows(rows, picks, key, self.settings.device))
+        return replace(self.judged(cell), compass_calls=None)
+
+    def judged(self, cell: Cell) -> Row:
+        """A cell's texts before every judge."""
+        rows = cell.rows()
+        own = [len(row) for row in rows]
+        story = judge_stories(cell.texts, world_named(self.settings.world)) if self.settings.world else None
+        if story and cell.prefixes is not None:
+            story = StoryScores(valid=story.valid, broken_rules=story.broken_rules)
+        known: Plain = {name: cell.key.get(name) for name in ("temperature", "top_p", "jump", "precision", "seed")}
+        return Row(
+            method=cell.method,
+            source=cell.source,
+            steps=cell.steps,
+            nfe=cell.nfe,
+            compass_calls=cell.compass_calls,
+            samples=len(cell.texts),
+            text=stats_of(rows),
+            judges={one.fingerprint: judge_scores(self.scores(cell, one), own) for one in self.judges()},
+            story=story,
+            length=cell.length,
+            checkpoint=cell.key.get("checkpoint"),
+            hardware=cell.hardware,
+            texts=tuple(cell.texts[: self.settings.show]),
+            **known,
+        )
+
+    def scores(self, cell: Cell, judge: Judge) -> list[Score]:
+        """A judge's scores of a cell; those of a network are kept beside the cells, as they cost time."""
+        if isinstance(judge, WorldJudge) or self.cells.folder is None:
+            return judge.score(cell.texts, prefixes=cell.prefixes)
+        with progress(f"{judge.name} reads", len(cell.texts)) as on_done:
+            return book_at(self.cells.folder / SCORES).score(judge, cell.texts, cell.prefixes, on_done=on_done)
+
+    def perplexities(self, cell: Cell, judge: Judge) -> Tensor:
+        """A judge's perplexity of each text [n], NaN for one without a scored token."""
+        scores = self.scores(cell, judge)
+        nll = torch.tensor([s.nll for s in scores], dtype=torch.float64)
+        tokens = torch.tensor([s.tokens for s in scores], dtype=torch.float64)
+        return torch.where(tokens > 0, (nll / tokens).clamp_max(709.0).exp(), torch.nan)
+
+
+def judge_stories(texts: Sequence[str], world: World) -> StoryScores:
+    """Valid-story rate, perplexity and negative log-likelihood of stories, and which rules were broken.
+
+    `ppl` is the mean over texts of exp(mean NLL of a word) under the ε-noisy world (finite for every text); `nll` is
+    the mean NLL of a whole text under it; `nll_valid` is the exact one, over the valid stories alone.
+    """
+    verdicts = [read_story(text, world) for text in texts]
+    valid = [v for v in verdicts if v.valid]
+    broken = Counter(violation.rule for v in verdicts for violation in v.violations)
+    return StoryScores(
+        valid=Estimate(len(valid) / len(verdicts), *wilson(len(valid), len(verdicts))),
+        ppl=mean_interval([v.perplexity for v in verdicts]),
+        nll=sum(-v.noisy_log_likelihood for v in verdicts) / len(verdicts),
+        nll_valid=sum(-v.log_likelihood for v in valid) / len(valid) if valid else None,
+        broken_rules=dict(broken.most_common()),
+    )
+
+
+def sample(made: TextModel, key: Plain, guide: Guide | None = None, bias: Tensor | None = None) -> Cell:
+    """Sample a cell."""
+    with progress(f"{key['method']}, {key['source']}: {key['steps']} passes", key["samples"]) as on_batch:
+        asked = {name: key[name] for name in ("temperature", "top_p", "jump")}
+        found = made.sample(
+            key["samples"], key["steps"], key["seed"], **asked, on_batch=on_batch, guide=guide, bias=bias
+        )
+    return Cell(
+        key=key,
+        method=made.method,
+        source=made.velocity.spec.source,
+        steps=key["steps"],
+        nfe=found.nfe,
+        length=made.velocity.spec.length,
+        anchor=made.velocity.spec.anchor,
+        end_of_text=made.tokenizer.end_of_text,
+        seconds=found.seconds,
+        hardware=hardware(made.velocity.device),
+        texts=found.texts,
+        tokens=found.tokens.tolist(),
+        compass_calls=found.compass_calls,
+        navigation=dict(found.navigation),
+    )
+
+
+def read_rows(rows: TokenRows, picks: Sequence[int], key: Plain, device: str) -> Cell:
+    """Held-out rows as a cell."""
+    kept = torch.stack([torch.from_numpy(rows[i].astype("int64")) for i in picks])
+    return Cell.of(key, kept, rows, rows.tokenizer, device)
+
+
+def spread(rows: int, count: int) -> list[int]:
+    """`count` rows evenly over all: row i·rows // count. Neighbours are often of one book, so the first will not do.
+
+    >>> spread(10, 4)
+    [0, 2, 5, 7]
+    """
+    count = min(count, rows)
+    return [i * rows // count for i in range(count)]
+
+
+def run_name(checkpoint: Path) -> str:
+    """The name of the run a checkpoint is of; BUNDLE/student for a bundle's file."""
+    shipped = checkpoint.suffix == ".safetensors"
+    return f"{checkpoint.parent.name}/{checkpoint.stem}" if shipped else run_folder(checkpoint).name
+
+
+def bias_key(bias: Tensor) -> str:
+    """A fingerprint of a bias of the logits [V]: its numbers in float32."""
+    return hashlib.sha256(bias.detach().float().cpu().numpy().tobytes()).hexdigest()[:16]
+
+
+def guide_key(guide: Guide | None) -> Plain | None:
+    """A guide as plain values: its policy, its settings and its compass's hash."""
+    if guide is None:
+        return None
+    compass = getattr(guide.compass, "sha256", "")[:16] or None
+    navigate = to_dict(guide.settings)
+    if not guide.settings.blocks or guide.policy == "token":
+        del navigate["blocks"]  # without effect; cells were kept before there was such a setting
+    return {"policy": guide.policy, "compass": compass, "navigate": navigate}
+
+
+@contextmanager
+def progress(what: str, total: int) -> Iterator[OnDone]:
+    """A bar on a terminal, nothing elsewhere."""
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        job = bar.add_task(what, total=total)
+        yield lambda done, _: bar.update(job, completed=done)
+
+
+def stats_of(rows: Sequence[Tensor]) -> TextStats:
+    """`text_stats`, kept by the tokens: several tables show the same cell."""
+    sizes = str([len(row) for row in rows]).encode()
+    name = hashlib.sha256(sizes + b"".join(row.numpy().tobytes() for row in rows)).digest()
+    if name not in _STATS:
+        _STATS[name] = text_stats(rows)
+    return _STATS[name]
+
+
+@lru_cache(maxsize=2)
+def _book(path: Path) -> Book:
+    return Book(path)
+
+
+def book_at(path: Path) -> Book:
+    """The book of a file, up to date."""
+    return _book(path.absolute()).refresh()
+
+
+@lru_cache(maxsize=4)
+def _judge(spec: str, device: str, stamp: int | None) -> Judge:
+    return judge_from(spec, device)
+
+
+def judge_named(spec: str, device: str) -> Judge:
+    """`judge_from`, loaded once a process; a run that was trained again since is loaded again."""
+    manifest = Path(spec) / MANIFEST
+    return _judge(spec, device, manifest.stat().st_mtime_ns if manifest.is_file() else None)

@@ -1,1 +1,0 @@
-"""The paper's claims, answered from the JSON that other commands of the report have written."""

@@ -1,0 +1,157 @@
+"""Tables about guided generation: by the number of candidates, by policy, and what the token phase does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tsdfm.report.desk import Desk
+from tsdfm.report.paper import CANDIDATES, POLICY, QUOTES, REFINEMENT, SCALE, SCALE_UNJUDGED, Figures
+from tsdfm.report.rows import Plain
+from tsdfm.report.runs import TrainedRun
+from tsdfm.report.settings import CandidatesSettings, PolicySettings, RefinementSettings
+from tsdfm.report.sweeps import Line, matched, see, swept
+from tsdfm.report.table import ENTROPY, METHOD, ORIGIN, PPL, SOURCE, STEPS, VALID, Column, Table
+from tsdfm.samples.guide import Guide
+
+NONE = "no guidance"
+POLICIES = {"none": "blind", "sequence": "sequence", "token": "token", "sequence-to-token": "sequence-to-token"}
+PREFIX = "nav/"
+REFINED = [
+    SOURCE,
+    Column("when", "when", "left"),
+    METHOD,
+    STEPS,
+    Column("accept", "accepted", format=".1%"),
+    Column("replaced", "tokens replaced", format=".2f"),
+    Column("replaced_share", "of the text", format=".1%"),
+    Column("delta_e_accepted", "ΔE accepted", format="+.3f"),
+    Column("delta_e_rejected", "ΔE rejected", format="+.3f"),
+    Column("jumped", "tokens jumped", format=".2f"),
+    Column("diversity", "candidates differ", format=".1%"),
+    Column("spread", "energy spread", format=".3f"),
+]
+QUOTED = ("accept", "replaced", "replaced_share", "delta_e_accepted", "delta_e_rejected")
+KEPT = ("ppl", "ppl_interval", "ppl_geometric", "ppl_geometric_interval", "ppl_corpus", "ppl_own", "ppl_own_interval")
+"""What is kept of each judge's figures."""
+DRAWS = 400
+
+
+def candidates(settings: CandidatesSettings) -> Path:
+    """`tsdfm report candidates`: generation guided with K candidates a step; returns the path of its JSON."""
+    desk = Desk("candidates", settings, judged=True)
+    title = f"Effect of the number of candidates K at generation ({settings.policy}, {settings.steps} steps)"
+    last = [Column("seconds", "seconds", format=".1f")]
+    table = guided_table(desk, title, [Column("k", "K")], settings.temperatures, last)
+    for model in desk.runs.pick(settings.method):
+        blind = blind_line(desk, model, settings.steps, settings.temperatures)
+        for k in (0, *settings.k):
+            navigate = replace(settings.navigate, k=max(k, 1))
+            guide = desk.guide(model, settings.policy if k else "blind", navigate, settings.compass)
+            table.add(**guided_row(desk, model, settings.steps, guide, blind), k=k or NONE)
+    for k, (figures, seconds) in CANDIDATES.items():
+        table.add(**quoted_row(figures, k=k or NONE), seconds=seconds)
+    table.notes.append("seconds: generation of all texts of the row; the paper's are for 504 texts of 1 024 tokens")
+    desk.add_target(table)
+    return desk.finish(table)
+
+
+def policy(settings: PolicySettings) -> Path:
+    """`tsdfm report policy`: generation without guidance and with each policy; returns the path of its JSON."""
+    desk = Desk("policy", settings, judged=True)
+    title, key = "Navigation policies at generation, on the same student", [STEPS, Column("policy", "policy", "left")]
+    table = guided_table(desk, title, key, settings.temperatures)
+    for model in desk.runs.pick(settings.method):
+        guides = {n: desk.guide(model, by, settings.navigate, settings.compass) for n, by in POLICIES.items()}
+        for steps in settings.steps:
+            blind = blind_line(desk, model, steps, settings.temperatures)
+            for name, guide in guides.items():
+                table.add(**guided_row(desk, model, steps, guide, blind), policy=name)
+    for steps in (at for at in POLICY if at in settings.steps):
+        table.rows += [quoted_row(figures, steps=steps, policy=name) for name, figures in POLICY[steps].items()]
+    desk.add_target(table)
+    return desk.finish(table)
+
+
+def refinement(settings: RefinementSettings) -> Path:
+    """`tsdfm report refinement`: what the token phase replaces and the safeguard accepts; returns its JSON's path."""
+    desk = Desk("refinement", settings)
+    title = "Token refinement: at generation by step count, and in training"
+    table = Table("refinement", title, REFINED, quote=QUOTES["refinement"])
+    for model in desk.runs.pick(settings.method):
+        guide = desk.guide(model, "sequence-to-token", settings.navigate, settings.compass)
+        for steps in settings.steps:
+            cell = desk.cell(model, steps, guide=guide)
+            known = {"source": model.source, "when": "generation", "method": desk.runs.label(model), "steps": steps}
+            table.add(**known, **navigation(cell.navigation, cell.length))
+    for model in desk.runs.models:
+        lines = [line for line in model.log() if line["kind"] == "train" and any(n.startswith(PREFIX) for n in line)]
+        if lines:
+            known = {"source": model.source, "when": "training", "method": desk.runs.label(model)}
+            table.add(**known, **navigation(lines[-1], model.manifest["model"]["length"]))
+    for steps, figures in REFINEMENT.items():
+        known = {"source": "uniform", "when": "generation", "method": f"fs-dfm ({SCALE_UNJUDGED})", "steps": steps}
+        table.add(**known, paper=True, **dict(zip(QUOTED, figures, strict=True)))
+    table.notes.append(
+        "tokens are means of a navigated step, over all positions of a text; training: the last line logged"
+    )
+    return desk.finish(table)
+
+
+def navigation(found: Mapping[str, float], length: int) -> Plain:
+    """What navigation did, by the names of the columns."""
+    out: Plain = {name.removeprefix(PREFIX): value for name, value in found.items() if name.startswith(PREFIX)}
+    if "replaced" in out:
+        out["replaced_share"] = out["replaced"] / length
+    return out
+
+
+def guided_table(
+    desk: Desk, title: str, key: Sequence[Column], temperatures: Sequence[float], last: Sequence[Column] = ()
+) -> Table:
+    """A table of guided generations; `key` are the columns that tell them apart, and each judge has one of its own."""
+    others = [Column(f"ppl {name}", f"ppl, {name}", format=".2f") for name in desk.bench.judge_names()[1:]]
+    blind = [Column("at_own", "ppl / blind at that entropy")] if temperatures else []
+    stories = [VALID] if desk.measure.world else []
+    counts = [Column("nfe", "NFE"), Column("compass_calls", "compass calls", format=".1f")]
+    columns = [SOURCE, METHOD, *key, ORIGIN, ENTROPY, PPL, *blind, *others, *stories, *counts, *last]
+    table = Table(desk.name, title, columns, quote=QUOTES[desk.name])
+    if temperatures:
+        shown = ", ".join(f"{t:g}" for t in temperatures)
+        what = "ppl / blind: over that of texts without guidance at the same entropy, on the sweep at temperatures"
+        table.notes.append(f"{what} {shown}")
+    return table
+
+
+def blind_line(desk: Desk, run: TrainedRun, steps: int, temperatures: Sequence[float]) -> Line | None:
+    """The run's sweep without guidance, if one is wanted."""
+    return swept(desk, run, steps, temperatures) if temperatures else None
+
+
+def guided_row(desk: Desk, run: TrainedRun, steps: int, guide: Guide | None, blind: Line | None = None) -> Plain:
+    """A row of the run's texts, with the seconds they took.
+
+    With the sweep of a `blind` line, also the ratio to it at the same entropy, under every judge.
+    """
+    cell = desk.cell(run, steps, guide=guide)
+    row = desk.row_of(run, cell, guide=guide)
+    out = row.plain()
+    judges = {name: {k: v for k, v in found.items() if k in KEPT} for name, found in out["judges"].items()}
+    if blind is not None and guide is not None:
+        mine = Line("", "", run, steps, [see(desk, cell, row, temperature=1.0)])
+        for name, found in judges.items():
+            found |= matched(mine, blind, name, draws=DRAWS, seed=desk.measure.seed)
+        out |= {k: v for k, v in next(iter(judges.values())).items() if k not in KEPT}
+    out |= {f"ppl {name}": found["ppl"] for name, found in list(judges.items())[1:]}
+    seconds = len(cell.texts) * cell.length / out["tokens_per_s"]
+    marks = ["entropy_bits", "ppl"] if row.collapsed else []
+    del out["texts"]
+    return {**out, "judges": judges, "marks": marks, "seconds": seconds, **desk.about(run)}
+
+
+def quoted_row(figures: Figures, **key: object) -> Plain:
+    """A row of the paper: its FS-DFM student, uniform source."""
+    entropy, ppl, l2, l3 = figures
+    known = {"source": "uniform", "method": "fs-dfm", "origin": SCALE, **key, "paper": True}
+    return {**known, "ppl": ppl, "entropy_bits": entropy, "llama2": l2, "llama3": l3}

@@ -1,0 +1,186 @@
+"""The record of a measurement: one model at one step count, with what every judge says of its texts.
+
+A `Row` is what `metrics.json` holds and what tables and figures are made of. In JSON an estimate `x` is two fields, `x`
+and `x_interval`, and the figures of the first judge (of the story world, where there is one) stand in the row itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, Self, TypeVar
+
+from tsdfm.report.metrics.intervals import Estimate
+from tsdfm.report.metrics.ngrams import TextStats
+from tsdfm.report.metrics.perplexity import JudgeScores
+
+REAL = "held-out text"
+COLLAPSE = 1.0
+"""Bits of entropy under held-out text from which on a row counts as collapsed."""
+
+Plain = dict[str, Any]
+"""What JSON holds."""
+Kind = TypeVar("Kind")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoryScores:
+    """What the story world says of whole stories. With prefixes it has no perplexity: that is the continuation's."""
+
+    valid: Estimate
+    ppl: Estimate | None = None
+    nll: float | None = None
+    nll_valid: float | None = None
+    broken_rules: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What was measured of one set of texts, with all that is needed to make them again. Held-out text has no steps."""
+
+    method: str
+    source: str | None = None
+    steps: int | None = None
+    nfe: int | None = None
+    compass_calls: float | None = None
+    guide: str | None = None
+    samples: int | None = None
+    text: TextStats = field(default_factory=TextStats)
+    judges: Mapping[str, JudgeScores] = field(default_factory=dict)
+    story: StoryScores | None = None
+    length: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    jump: str | None = None
+    draw: str | None = None
+    precision: str | None = None
+    seed: int | None = None
+    run: str | None = None
+    checkpoint: str | None = None
+    hardware: str | None = None
+    tokens_per_s: float | None = None
+    texts: tuple[str, ...] = ()
+    collapsed: bool = False
+
+    @property
+    def judge(self) -> str | None:
+        """The judge whose figures stand in the row."""
+        return next(iter(self.judges), None)
+
+    @property
+    def scores(self) -> JudgeScores:
+        """The first judge's figures."""
+        return next(iter(self.judges.values()), JudgeScores())
+
+    @property
+    def ppl(self) -> Estimate | None:
+        return self.story.ppl if self.story and self.story.ppl else self.scores.ppl
+
+    @property
+    def nll(self) -> float | None:
+        """Mean nats of a text."""
+        if self.story and self.story.nll is not None:
+            return self.story.nll
+        return self.scores.nll.value if self.scores.nll else None
+
+    @property
+    def valid(self) -> Estimate | None:
+        return self.story.valid if self.story else None
+
+    @property
+    def entropy(self) -> float:
+        """Bits of the token histogram."""
+        return self.text.entropy_bits.value if self.text.entropy_bits else math.nan
+
+    @property
+    def label(self) -> str:
+        """The method, and the policy that guided it."""
+        return f"{self.method} + {self.guide}" if self.guide else self.method
+
+    def under(self, judge: str) -> Self:
+        """The row with another judge's figures in it."""
+        story = replace(self.story, ppl=None, nll=None) if self.story else None
+        return replace(self, judges={judge: self.judges[judge]}, story=story)
+
+    def against(self, target: Self | None) -> Self:
+        """The row marked as collapsed if its entropy is more than one bit under held-out text's."""
+        return replace(self, collapsed=target is not None and self.entropy < target.entropy - COLLAPSE)
+
+    def plain(self) -> Plain:
+        """For JSON."""
+        nested = ("text", "judges", "story")
+        out: Plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in nested}
+        for name in OPTIONAL:
+            if out[name] is None:
+                del out[name]
+        if self.judges:
+            out |= {"judge": self.judge, **plain(self.scores)}
+        if self.story is not None:
+            out |= plain(self.story) | ({"nll_valid": self.story.nll_valid} if self.story.ppl else {})
+        out |= plain(self.text)
+        if self.text.entropy_bits is not None:
+            out["entropy_interval"] = out.get("entropy_bits_interval")
+        return out | {"texts": list(self.texts), "judges": {name: plain(one) for name, one in self.judges.items()}}
+
+    @classmethod
+    def read(cls, found: Mapping[str, Any]) -> Self:
+        """A row from JSON. What is missing is not known."""
+        flat = {"entropy_bits_interval": found.get("entropy_interval"), **found}
+        judges = {name: record(JudgeScores, one) for name, one in (found.get("judges") or {}).items()}
+        story = record(StoryScores, flat) if estimate(flat, "valid") else None
+        return cls(
+            **{f.name: found[f.name] for f in fields(cls) if f.name in found and f.name not in ("judges", "texts")},
+            texts=tuple(found.get("texts") or ()),
+            text=record(TextStats, flat),
+            judges=judges or {str(found.get("judge") or ""): record(JudgeScores, flat)},
+            story=story,
+        )
+
+
+OPTIONAL = ("jump", "draw", "precision", "run")
+"""Fields that are left out where they are not known; the others are then null."""
+
+
+def plain(made: Any) -> Plain:
+    """A record for JSON: an estimate `x` as `x` and `x_interval`. What is not known is left out, but for `ppl`."""
+    out: Plain = {"ppl": None, "ppl_interval": None} if isinstance(made, JudgeScores) else {}
+    for f in fields(made):
+        value = getattr(made, f.name)
+        if isinstance(value, Estimate):
+            ends = [value.low, value.high] if math.isfinite(value.low) else None
+            out |= {f.name: value.value, **({f"{f.name}_interval": ends} if ends else {})}
+        elif is_dataclass(value) or value is not None:
+            out[f.name] = plain(value) if is_dataclass(value) else value
+    return out
+
+
+def record(cls: type[Kind], found: Mapping[str, Any]) -> Kind:
+    """The record of JSON's fields."""
+    given: Plain = {}
+    for f in fields(cls):  # type: ignore[arg-type]
+        value = estimate(found, f.name) if "Estimate" in str(f.type) else found.get(f.name)
+        if value is not None:
+            given[f.name] = value
+    return cls(**given)
+
+
+def estimate(found: Mapping[str, Any], name: str) -> Estimate | None:
+    """A number with its interval, or none."""
+    value, ends = found.get(name), found.get(f"{name}_interval")
+    if value is None or not finite(value):
+        return None
+    known = isinstance(ends, (list, tuple)) and len(ends) == 2 and all(map(finite, ends))
+    return Estimate(float(value), *ends) if known and ends else Estimate(float(value))
+
+
+def finite(value: object) -> bool:
+    """Is it a number that can be shown?"""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def marked(rows: Iterable[Row]) -> list[Row]:
+    """Rows with those that have collapsed marked, by the row of held-out text among them."""
+    known = list(rows)
+    target = next((row for row in known if row.method == REAL), None)
+    return [row.against(target) for row in known]
