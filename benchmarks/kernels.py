@@ -233,26 +233,26 @@ def draws(settings: KernelBenchmark, device: torch.device, sheet: Sheet) -> None
     apart = 0.6 + torch.rand(n, k, device=device)
     fresh, some = u[:, 0].contiguous(), torch.rand(n, device=device) < 0.05
     none = torch.empty(n, 0, device=device)
-    lots = {count: u[:, :count].contiguous() for count in (1, 2, 3, 5, 6, 8)}
+    uniforms = {count: u[:, :count].contiguous() for count in (1, 2, 3, 5, 6, 8)}
     cases: dict[str, Callable[[], Any]] = {
         "read once (amax of bf16)": lambda: wide.amax(-1),
         "softmax and multinomial, 1 draw": lambda: torch.multinomial(odd.float().softmax(-1), 1),
-        "reference, 1 draw": lambda: reference(logits, z, beta[:, :1], lots[1]),
-        "kernel, 1 draw": lambda: one_pass(logits, z, beta[:, :1].contiguous(), lots[1]),
-        "kernel, 6 draws": lambda: one_pass(logits, z, beta, lots[6]),
-        "kernel, 6 draws, temperatures far apart": lambda: one_pass(logits, z, apart, lots[6]),
-        "kernel, 6 draws, odd rows": lambda: one_pass(odd, z, beta, lots[6]),
+        "reference, 1 draw": lambda: reference(logits, z, beta[:, :1], uniforms[1]),
+        "kernel, 1 draw": lambda: one_pass(logits, z, beta[:, :1].contiguous(), uniforms[1]),
+        "kernel, 6 draws": lambda: one_pass(logits, z, beta, uniforms[6]),
+        "kernel, 6 draws, temperatures far apart": lambda: one_pass(logits, z, apart, uniforms[6]),
+        "kernel, 6 draws, odd rows": lambda: one_pass(odd, z, beta, uniforms[6]),
         "kernel, 5 draws, statistics, plain draw": lambda: one_pass(
-            logits, z, beta[:, :5].contiguous(), lots[5], fresh, stats=True
+            logits, z, beta[:, :5].contiguous(), uniforms[5], fresh, stats=True
         ),
         "kernel, statistics and plain draw": lambda: one_pass(logits, z, none, none, fresh, stats=True),
-        "kernel, 6 draws on 5% of the rows": lambda: one_pass(logits, z, beta, lots[6], need=some),
+        "kernel, 6 draws on 5% of the rows": lambda: one_pass(logits, z, beta, uniforms[6], need=some),
     }
     for count in (2, 3, 5, 8):
         b = navigation(n, count, device)
-        cases[f"kernel, {count} draws"] = partial(one_pass, logits, z, b, lots[count])
+        cases[f"kernel, {count} draws"] = partial(one_pass, logits, z, b, uniforms[count])
     for name, plan in draw_plans().items() if kernels.on(logits, "draw") else ():
-        cases[f"6 draws, {name}"] = planned(plan, lambda: one_pass(logits, z, beta, lots[6]))
+        cases[f"6 draws, {name}"] = planned(plan, lambda: one_pass(logits, z, beta, uniforms[6]))
     floor = 2 * n * columns / BANDWIDTH * 1e3 if device.type == "cuda" else None
     for name, case in cases.items():
         sheet.add(name, case, floor=floor)

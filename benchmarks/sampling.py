@@ -233,8 +233,8 @@ def writer(settings: SamplingBenchmark, batch: int, passes: int, device: torch.d
     def step() -> None:
         with autocast(bf16, device):
             running = net.step(tokens, place, cache).float().softmax(-1).cumsum(-1)
-        lots = torch.rand(batch, 1, device=device) * running[:, -1:]
-        tokens.copy_(torch.searchsorted(running, lots).clamp_(max=settings.vocab - 1))
+        uniforms = torch.rand(batch, 1, device=device) * running[:, -1:]
+        tokens.copy_(torch.searchsorted(running, uniforms).clamp_(max=settings.vocab - 1))
         place.add_(1)
 
     turn = captured(step) if device.type == "cuda" else step

@@ -9,9 +9,9 @@ from student_parts import flow_of, scene
 from tsdfm.distil import navigate
 from tsdfm.distil.navigate import (
     base_probability,
+    blind_move,
     candidates,
     entropies,
-    hop,
     mean_entropy,
     refine,
     replacement,
@@ -43,10 +43,10 @@ def test_hop_is_the_jump(source: str, euler: bool, monkeypatch: pytest.MonkeyPat
     h = torch.where(torch.arange(40) % 3 == 0, 1.0 - t, torch.full_like(t, 0.1))
     u, free = many(40, 6, 2), torch.ones(40, 6, dtype=torch.bool)
     expected = jump.move(x_t, logits, t, h, u)
-    assert torch.equal(hop(jump, x_t, logits, t, h, u, free), expected)
+    assert torch.equal(blind_move(jump, x_t, logits, t, h, u, free), expected)
     assert not torch.equal(expected, x_t)
     free[:, :2] = False
-    held = hop(jump, x_t, logits, t, h, u, free)
+    held = blind_move(jump, x_t, logits, t, h, u, free)
     assert torch.equal(held[:, :2], x_t[:, :2])
     assert torch.equal(held[:, 2:], expected[:, 2:])
 

@@ -200,7 +200,7 @@ def test_a_copy_without_models_says_what_to_do(
     said = capsys.readouterr().err
     assert said.startswith("tsdfm: no model came with this copy of tsdfm: name a run folder or a bundle")
     assert said.count("\n") == 1
-    with pytest.raises(UserError, match=r"nor a shipped model of that name \(none came along\)"):
+    with pytest.raises(UserError, match=r"nor a shipped model of that name \(none is shipped\)"):
         tsdfm.load("tsdfm-small", "cpu")
 
 

@@ -183,7 +183,7 @@ def chain(
             kept[0] += hidden * share
         if logits is not None:
             # a jump starts where its stage was: mid3 leaves mid2 at t + h/2
-            moved = policy.leap(x[:rows], logits[:rows], time[:rows], half[:rows], above[stage], noise)
+            moved = policy.advance(x[:rows], logits[:rows], time[:rows], half[:rows], above[stage], noise)
             x = moved if rows == len(x) else torch.cat([moved, x[rows:]])
             del logits
     return kept

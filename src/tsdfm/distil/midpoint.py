@@ -23,8 +23,8 @@ from torch import Tensor
 from tsdfm import kernels
 from tsdfm.distil.navigate import (
     Survey,
+    blind_move,
     candidates,
-    hop,
     mean_entropy,
     refine,
     safeguard,
@@ -48,7 +48,7 @@ class Energy(Protocol):
 
 
 class Policy(Protocol):
-    """A jump that keeps held positions and may look before it leaps. t and h may lie on the host: then which rows are
+    """A jump that keeps held positions and may look before it moves. t and h may lie on the host: then which rows are
     navigated is known without waiting for a device."""
 
     @property
@@ -64,7 +64,7 @@ class Policy(Protocol):
 
     def above(self, t: Tensor) -> Tensor: ...
 
-    def leap(self, x_t: Tensor, logits: Tensor, t: Tensor, h: Tensor, rows: Tensor, noise: Noise) -> Tensor: ...
+    def advance(self, x_t: Tensor, logits: Tensor, t: Tensor, h: Tensor, rows: Tensor, noise: Noise) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -90,17 +90,17 @@ class Blind:
         return ~self.held.to(x_t.device).expand_as(x_t)
 
     def above(self, t: Tensor) -> Tensor:
-        """Which rows [n] of times t [B] the policy looks at before they leap: none."""
+        """Which rows [n] of times t [B] the policy looks at before they move: none."""
         return torch.empty(0, dtype=torch.int64, device=t.device)
 
     def __call__(self, x_t: Tensor, logits: Tensor, t: Tensor, h: Tensor, noise: Noise) -> Tensor:
         rows = near(self.above(t), x_t)
-        return self.leap(x_t, logits, near(t, x_t), near(h, x_t), rows, noise)
+        return self.advance(x_t, logits, near(t, x_t), near(h, x_t), rows, noise)
 
-    def leap(self, x_t: Tensor, logits: Tensor, t: Tensor, h: Tensor, rows: Tensor, noise: Noise) -> Tensor:
+    def advance(self, x_t: Tensor, logits: Tensor, t: Tensor, h: Tensor, rows: Tensor, noise: Noise) -> Tensor:
         """The jump with everything on the device, `rows` as `above` found them: what may be recorded."""
         u = uniform(noise, (*x_t.shape, 2), x_t.device)
-        return hop(self.jump, x_t, logits, t, h, u, self.free(x_t))
+        return blind_move(self.jump, x_t, logits, t, h, u, self.free(x_t))
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Navigated(Blind):
     def above(self, t: Tensor) -> Tensor:
         return (t >= self.settings.tau).nonzero()[:, 0]
 
-    def leap(self, x_t: Tensor, logits: Tensor, t: Tensor, h: Tensor, rows: Tensor, noise: Noise) -> Tensor:
+    def advance(self, x_t: Tensor, logits: Tensor, t: Tensor, h: Tensor, rows: Tensor, noise: Noise) -> Tensor:
         call = noise.draws if isinstance(noise, RowNoise) else 0
         u, free = uniform(noise, (*x_t.shape, 2), x_t.device), self.free(x_t)
         probe = self.stats is not None and self.stats.probe and len(rows) > 0
@@ -142,7 +142,7 @@ class Navigated(Blind):
         if len(rows) == len(x_t) and not everywhere:
             x = x_t.clone()
         else:
-            x = hop(self.jump, x_t, logits, t, h, u, free if everywhere else free.index_fill(0, rows, False))
+            x = blind_move(self.jump, x_t, logits, t, h, u, free if everywhere else free.index_fill(0, rows, False))
         if self.stats is not None:
             self.stats.midpoints += len(x_t)
         if len(rows):

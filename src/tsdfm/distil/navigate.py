@@ -31,7 +31,7 @@ def pieces(count: int, size: int, device: torch.device) -> Iterator[slice]:
     return (slice(first, min(first + step, count)) for first in range(0, count, step))
 
 
-def hop(jump: LeaveJump, x_t: Tensor, logits: Tensor, t: Tensor, h: Tensor, u: Tensor, free: Tensor) -> Tensor:
+def blind_move(jump: LeaveJump, x_t: Tensor, logits: Tensor, t: Tensor, h: Tensor, u: Tensor, free: Tensor) -> Tensor:
     """The blind jump: `jump.move` by uniforms u [B, L, 2], at the positions `free` [B, L] (or less) alone."""
     return candidates(jump, x_t, logits, t, h, torch.arange(len(x_t), device=x_t.device), None, u[:, None], free)[:, 0]
 

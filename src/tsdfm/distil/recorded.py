@@ -71,8 +71,8 @@ class RecordedTarget:
         def work(x: Tensor, words: Tensor, numbers: Tensor) -> list[Tensor]:
             stats = Stats(policy.settings.k) if counted else None
             own = replace(policy, stats=stats) if counted else policy
-            lots, heads = RowNoise(seed, numbers, stream, draws), Heads(copy=False, ready=head)
-            kept = chain(self.semi, x, unpack(words, parts), own, lots, heads, estimator, average, anchor, rows)
+            again, heads = RowNoise(seed, numbers, stream, draws), Heads(copy=False, ready=head)
+            kept = chain(self.semi, x, unpack(words, parts), own, again, heads, estimator, average, anchor, rows)
             return kept if stats is None else [*kept, stats.packed(x.device)]
 
         plan = (parts, seed, stream, draws, head.weight.data_ptr(), estimator, average, anchor, rows, *of(policy))

@@ -239,7 +239,7 @@ def launch(
     z, u, beta = z.contiguous(), u.to(torch.float64).contiguous(), beta.to(torch.float32).contiguous()
     rows = none if at is None else at.contiguous()
     wanted = none if need is None else need.contiguous()
-    lots = none if u_fresh is None else u_fresh.to(torch.float64).contiguous()
+    uniforms = none if u_fresh is None else u_fresh.to(torch.float64).contiguous()
     peak, sums = empty(n, count), empty(n, k, count) if k else none
     ones, mixed = (empty(n, count) if one else none), (empty(n, count) if stats else none)
     first = empty(n, count, dtype=torch.int32) if stats else none
@@ -256,7 +256,7 @@ def launch(
             num_warps=WARPS, **flags,
         )  # fmt: skip
         choice_kernel[(n,)](
-            logits, logits.stride(0), rows, z, wanted, beta, u, lots, peak, first, sums, ones, mixed,
+            logits, logits.stride(0), rows, z, wanted, beta, u, uniforms, peak, first, sums, ones, mixed,
             tokens, p_z, p_other, lse, entropy, confidence, top, fresh, columns, read, count,
             K=k, C=block, NBP=triton.next_power_of_2(count), FRESH=u_fresh is not None, STATS=stats,
             num_warps=1, **flags,

@@ -15,7 +15,7 @@ from tsdfm.settings import option
 class SampleSettings:
     """Write texts with a trained model."""
 
-    model: Path | None = option(None, "run folder, checkpoint, bundle or shipped name; none: the model that came along")
+    model: Path | None = option(None, "run folder, checkpoint, bundle or shipped name; none: the shipped model")
     n: int | None = option(None, "texts to write; none: 4, or what a shipped model asks for")
     steps: int | None = option(None, "network passes for each text; none: 16, or what a shipped model asks for")
     seed: int = option(0, "text i depends on the seed and i alone")

@@ -42,4 +42,4 @@ class ShipSettings:
 class CardSettings:
     """Print the card of a bundle: what its models are, what they learned from, and what they are not good for."""
 
-    model: Path | None = option(None, "a bundle's folder or a shipped name; none: the one that came along")
+    model: Path | None = option(None, "a bundle's folder or a shipped name; none: the shipped model")

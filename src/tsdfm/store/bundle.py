@@ -194,4 +194,4 @@ def unshipped(path: Path) -> str:
     if path.is_absolute() or len(path.parts) > 2 or not all(NAME.fullmatch(part) for part in path.parts):
         return ""
     names = shipped_names()
-    return f", nor a shipped model of that name ({'shipped: ' + ', '.join(names) if names else 'none came along'})"
+    return f", nor a shipped model of that name ({'shipped: ' + ', '.join(names) if names else 'none is shipped'})"

@@ -23,7 +23,7 @@ class TokensSettings:
     vocab_size: int = option(8192, "tokens of a BPE trained here, end-of-text among them")
     tokenizer_files: Path | None = option(
         None,
-        "bpe: a tokens folder, or the name of a model that came along, whose tokenizer to use again; gpt2: a folder "
+        "bpe: a tokens folder, or a shipped name, whose tokenizer to use again; gpt2: a folder "
         "with encoder.json and vocab.bpe",
     )
     train_documents: int = option(20_000, "documents, spread over the corpus, that a BPE is trained on")
