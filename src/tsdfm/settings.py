@@ -9,6 +9,10 @@ One typed class is the Python call, the recipe section and the flags of a stage 
 
     build(TeacherSettings, {"steps": 10, "net": {"preset": "tiny"}})     # from a recipe
     add_flags(parser, TeacherSettings)  # --steps 10 --net.preset tiny; `flag_values` reads them back
+
+Why not tyro, which reads the same classes: one conversion (`convert`) serves recipes, flags and manifests here, so that
+a mistake reads the same in each and is one line; flags lie over a recipe that need not be whole; lists may be parted by
+commas. tyro would take the place of the hundred lines about flags, for three more packages and 0.2 s at every start.
 """
 
 from __future__ import annotations
