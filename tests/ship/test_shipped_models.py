@@ -228,7 +228,7 @@ def test_every_model_of_the_package_is_whole() -> None:
             else:
                 student.velocity.spec.match(tsdfm.load(f"{name}/{role}", "cpu").velocity.spec, "the teacher")
     files = [path for path in bundle.MODELS.rglob("*") if path.is_file()] if bundle.MODELS.is_dir() else []
-    assert sum(path.stat().st_size for path in files) <= 80e6
+    assert sum(path.stat().st_size for path in files) <= 30e6
 
 
 def test_the_wheel_takes_the_models_along() -> None:

@@ -135,7 +135,7 @@ def from_code(name: str, stored: Mapping[str, Tensor], base: Mapping[str, Tensor
 
 def deflate(numbers: Tensor) -> Tensor:
     """Whole numbers in −127…127 as bytes in Huffman's code; matches are not looked for, weights do not repeat."""
-    data = numbers.round().clamp(-LEVELS, LEVELS).to(torch.int8).contiguous().numpy()
+    data = numbers.round().clamp(-LEVELS, LEVELS).to(torch.int8).numpy().tobytes()
     coder = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS, 9, zlib.Z_HUFFMAN_ONLY)
     return torch.frombuffer(bytearray(coder.compress(data) + coder.flush()), dtype=torch.uint8)
 
