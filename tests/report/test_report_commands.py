@@ -6,16 +6,17 @@ import json
 import shlex
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
-from tsdfm.cli import VERBS, main, read
+from tsdfm.cli import VERBS, load, main, read
 from tsdfm.corpus.world import world_named
 from tsdfm.distil.settings import NavigateSettings
 from tsdfm.errors import UserError
 from tsdfm.judges.world import WorldJudge
 from tsdfm.report.cells import load_cell
+from tsdfm.report.commands import TABLES, maker
 from tsdfm.report.commands.mauve import nearness
 from tsdfm.report.desk import command_line
 from tsdfm.report.paper import MAIN, QUOTES
@@ -320,3 +321,10 @@ def test_temperatures_are_refused_before_anything_is_sampled(kind: type[Any], ba
     with pytest.raises(UserError, match="must be above 0"):
         kind(runs=(Path("x"),), temperatures=(0.8, bad))
     assert kind(runs=(Path("x"),), temperatures=(0.8,)).temperatures == (0.8,)
+
+
+def test_every_table_has_its_maker_and_its_command() -> None:
+    for name in TABLES:
+        verb = VERBS[f"report {name}"]
+        assert load(verb.run) is maker(name)
+        assert get_type_hints(maker(name))["settings"] is load(verb.settings)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +123,7 @@ def markdown_of(found: Gathered) -> str:
     out += ["## Tables", "", *(table.markdown() for table in tables)] if tables else []
     out += ["## Settings", ""]
     for name, text in settings_of(found).items():
-        out += [f"### {name}", "", "```json", text, "```", ""]
+        out += [f"<details><summary>{escape(name)}</summary>", "", "```json", text, "```", "", "</details>", ""]
     return "\n".join(out)
 
 
@@ -214,10 +216,19 @@ def settings_of(found: Gathered) -> dict[str, str]:
     return {name: json.dumps(one, indent=1, ensure_ascii=False) for name, one in plain.items()}
 
 
+def commit() -> list[str]:
+    """The commit of the checkout that the package lies in, if it lies in one."""
+    asked = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [f"commit {done.stdout.strip()}"]
+
+
 def facts(found: Gathered) -> dict[str, list[str]]:
     """What all rows share, and the commands that make them again."""
     versions = found.stages[-1].manifest.get("versions") or {} if found.stages else {}
-    commit = dict.fromkeys(str(s.manifest["commit"]) for s in found.stages if s.manifest.get("commit"))
 
     def every(name: str) -> list[str]:
         values = [getattr(row, name) for row in found.made]
@@ -234,7 +245,7 @@ def facts(found: Gathered) -> dict[str, list[str]]:
         "precision": every("precision"),
         "hardware": every("hardware"),
         "software": [f"{name} {version}" for name, version in versions.items() if version],
-        "commit": list(commit),
+        "report written by": [f"tsdfm {__version__}", *commit()],
         "checkpoints measured": every("checkpoint"),
         "compass of the trajectories": sorted({way.compass for way in found.ways if way.compass}),
         "commands": ["tsdfm pipeline RECIPE --out FOLDER", *dict.fromkeys(found.commands)],
