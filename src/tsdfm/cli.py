@@ -302,7 +302,7 @@ def train(words: list[str]) -> int:
         return 0
     chosen = method(words[0])
     place = type(chosen).__module__
-    verb = Verb(f"{place}:METHOD.settings", f"{place}:METHOD.train", chosen.help, section=chosen.section)
+    verb = Verb(f"{place}:METHOD.settings", f"{place}:METHOD.train", chosen.help, section=chosen.name)
     chosen.train(read(f"train {chosen.name}", verb, words[1:]))
     return 0
 
@@ -359,7 +359,7 @@ def plain_values(name: str, verb: Verb, words: list[str]) -> dict[str, Any]:
         argument_default=argparse.SUPPRESS,
     )
     if verb.section:
-        parser.add_argument("--recipe", metavar="NAME|FILE", help=f"take settings from its [{verb.section}] section")
+        parser.add_argument("--recipe", metavar="NAME|FILE", help=f"take the settings of its {verb.section}")
     add_flags(parser, cls)
     found, left = parser.parse_known_args(spell_out(words, cls))
     given = vars(found)
@@ -384,9 +384,10 @@ def positionals(cls: type, name: str, left: list[str]) -> dict[str, Any]:
 
 
 def spell_out(words: list[str], cls: type) -> list[str]:
-    """`--live RUN` as `--live true RUN`: a switch takes the next word only if that is true or false."""
+    """`--live RUN` as `--live true RUN` (a switch takes the next word only if it is true or false); -v as --verbose."""
     out: list[str] = []
     for word, after in zip(words, [*words[1:], ""], strict=False):
+        word = "--verbose" if word == "-v" else word
         out.append(word)
         if word in switches(cls) and after.lower() not in ("true", "false", "yes", "no", "0", "1"):
             out.append("true")
@@ -402,12 +403,9 @@ def section(verb: Verb, given: dict[str, Any]) -> dict[str, Any]:
     """The plain values of the recipe that was named."""
     if verb.section is None or "recipe" not in given:
         return {}
-    from tsdfm.recipes import load_recipe, table
+    from tsdfm.recipes import read_recipe
 
-    recipe = load_recipe(given["recipe"])
-    if verb.section not in recipe:
-        raise UserError(f"recipe {given['recipe']} has no [{verb.section}] section")
-    return table(recipe, verb.section)
+    return read_recipe(given["recipe"]).values_for(verb.section)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ from training import student_settings
 from tsdfm.distil.settings import NavigateSettings, StudentSettings
 from tsdfm.engine.settings import OptimSettings
 from tsdfm.errors import UserError
+from tsdfm.methods.fs_dfm import FSDFMSettings
+from tsdfm.methods.ts_dfm import TSDFMSettings
 from tsdfm.pipeline.done import is_finished
 from tsdfm.settings import defaults, to_dict
 
@@ -44,8 +46,19 @@ def test_what_differs_is_named(tmp_path: Path) -> None:
         is_finished(settings(tmp_path, divergence="forward", navigate=NavigateSettings(k=3)))
 
 
+def test_a_student_of_another_method_is_not_done(tmp_path: Path) -> None:
+    """A run from before there were methods says by its policy which it is; settings of the other do not count."""
+    found = {**to_dict(settings(tmp_path)), "policy": "blind"}
+    about = {"finished": True, "settings": found, "inputs": {}, "model": {"schedule": "poly:1", "step_size": True}}
+    (tmp_path / "manifest.json").write_text(json.dumps(about))
+    blind = FSDFMSettings(tokens=tmp_path, init_from=tmp_path, out=tmp_path)
+    assert is_finished(blind, "fs-dfm")
+    with pytest.raises(UserError, match="a finished run of fs-dfm, and this is ts-dfm"):
+        is_finished(settings(tmp_path), "ts-dfm")
+
+
 def test_defaults_leave_out_what_has_none() -> None:
-    made = defaults(StudentSettings)
+    made = defaults(TSDFMSettings)
     assert not {"tokens", "init_from", "out"} & made.keys()
     assert made["navigate"] == to_dict(NavigateSettings())
     assert made["optim"]["lr"] == 1e-5 != to_dict(OptimSettings())["lr"]  # the student's own

@@ -13,11 +13,12 @@ import pytest
 
 from tsdfm.engine.signals import Stopped
 from tsdfm.errors import UserError
-from tsdfm.pipeline.jobs import Crew, Job, jobs_of
-from tsdfm.pipeline.plan import plan
+from tsdfm.pipeline.jobs import Crew, Job
+from tsdfm.pipeline.plan import make_plan
 from tsdfm.pipeline.run import run
 from tsdfm.pipeline.settings import PipelineSettings
-from tsdfm.recipes import load_recipe
+from tsdfm.pipeline.stages import trainings
+from tsdfm.recipes import read_recipe
 
 STAMP = "import sys,time;print('works on', sys.argv[1]);time.sleep(0.05);sys.exit(sys.argv[1] == 'b')"
 
@@ -75,7 +76,7 @@ def test_no_more_than_asked_for_run_at_once(tmp_path: Path) -> None:
 
 
 def test_the_models_of_a_recipe_and_what_they_need() -> None:
-    jobs = {job.key: job.after for job in jobs_of(plan(load_recipe("ablate_shaping"), Path("out")))}
+    jobs = {each.key: each.needs for each in trainings(make_plan(read_recipe("ablate_shaping"), Path("out")))}
     assert jobs["teacher-mask"] == frozenset()
     assert jobs["ts-ratio-mask"] == {"fs-dfm-mask", "ratio-mask"}
     assert jobs["ratio-uniform"] == {"teacher-uniform", "compass-uniform", "fs-dfm-uniform"}

@@ -9,16 +9,18 @@ import pytest
 
 from tsdfm.cli import main
 from tsdfm.errors import UserError
-from tsdfm.pipeline.models import all_named
-from tsdfm.pipeline.places import Places
-from tsdfm.pipeline.plan import plan
-from tsdfm.pipeline.reports import examined, models_of
+from tsdfm.pipeline.plan import Plan, make_plan
+from tsdfm.recipes import Recipe
 
 OUT = Path("out")
 
 
 def recipe(**more: Any) -> dict[str, Any]:
     return {"tokens": {}, "teacher": {}, "compass": {}, "student": {"share": 0.5}, **more}
+
+
+def plan(plain: dict[str, Any]) -> Plan:
+    return make_plan(Recipe([plain]), OUT)
 
 
 def test_what_is_used_is_not_trained(shipping: Path) -> None:
@@ -38,49 +40,48 @@ def test_what_is_used_is_not_trained(shipping: Path) -> None:
             }
         },
     )
-    found = {n.name: n.given for n in all_named(plain, Places.of(plain, "uniform", OUT))}
-    assert found["fs-more"]["init_from"] == shipping / "teacher"  # what it is like is used; it is trained
-    assert (found["ts"]["init_from"], found["ts"]["compass"]) == (shipping / "student", shipping / "int8")
-    assert found["longer"]["init_from"] == shipping / "int8"
-    assert found["ts-teacher"]["compass"] == OUT / "longer-uniform"
-    stages = plan({**plain, "sources": ["uniform"]}, OUT)
-    after = {stage.key: stage.after for stage in stages if stage.key}
+    made = plan({**plain, "sources": ["uniform"]})
+    found = {model.name: model.settings for model in made.models}
+    assert found["fs-more"].init_from == shipping / "teacher"  # what it is like is used; it is trained
+    assert (found["ts"].init_from, found["ts"].compass) == (shipping / "student", shipping / "int8")
+    assert found["longer"].init_from == shipping / "int8"
+    assert found["ts-teacher"].compass == OUT / "longer-uniform"
+    after = {model.key: model.needs for model in made.training()}
     assert set(after) == {"longer-uniform", "fs-more-uniform", "ts-uniform", "ts-teacher-uniform"}
     assert after["ts-uniform"] == after["longer-uniform"] == frozenset()
     assert after["ts-teacher-uniform"] == {"longer-uniform"}
-    assert [stage.name for stage in stages[1:4]] == [
-        f"{name}, uniform source: {shipping / place} is used"
-        for name, place in (("teacher", "teacher"), ("compass", "int8"), ("fs-dfm", "student"))
+    assert [(model.name, model.path) for model in made.models if not model.trained] == [
+        (name, shipping / place) for name, place in (("teacher", "teacher"), ("compass", "int8"), ("fs-dfm", "student"))
     ]
-    assert {"teacher-mask", "compass-mask"} <= {stage.key for stage in plan({**plain, "sources": ["mask"]}, OUT)}
+    assert {"teacher-mask", "compass-mask"} <= {m.key for m in plan({**plain, "sources": ["mask"]}).training()}
 
 
 def test_what_is_used_is_measured_with_the_others(shipping: Path) -> None:
     used = str(shipping / "int8" / "teacher")
     plain = recipe(students={"fs-dfm": {}}, source={"uniform": {"teacher": {"use": used}}})
-    assert models_of(plain, OUT) == [Path(used), OUT / "fs-dfm-uniform"]
+    assert plan(plain).writers() == [Path(used), OUT / "fs-dfm-uniform"]
 
 
 def test_what_is_for_one_source_is_used_for_it_alone(shipping: Path) -> None:
     plain = recipe(students={"fs-dfm": {"use": str(shipping / "student"), "sources": ["uniform"]}})
-    assert set(Places.of(plain, "uniform", OUT).used) == {"fs-dfm"}
-    assert not Places.of(plain, "mask", OUT).used
+    plain["sources"] = ["uniform", "mask"]
+    assert [model.key for model in plan(plain).models if not model.trained] == ["fs-dfm-uniform"]
 
 
 def test_a_used_compass_is_told_of_if_it_was_validated(shipping: Path, tmp_path: Path) -> None:
-    def told(used: Path) -> list[str]:
+    def told(used: Path) -> tuple[list[Path], list[str]]:
         given = {"uniform": {"compass": {"use": str(used)}}}
-        plain = recipe(source=given, report={"tables": ["compass"], "page": False})
-        return [stage.name for stage in plan(plain, OUT) if stage.name in ("compass report", "report compass")]
+        made = plan(recipe(source=given, report={"tables": ["compass"], "page": False}))
+        return list(made.examined().values()), [table.name for table in made.tables]
 
-    assert told(shipping / "int8") == told(shipping / "compass") == []
+    assert told(shipping / "int8") == told(shipping / "compass") == ([], [])
     examined_there = tmp_path / "examined"
     examined_there.mkdir()
     for part in (shipping / "compass").iterdir():
         (examined_there / part.name).symlink_to(part)
     (examined_there / "validation.json").write_text("{}")
-    assert told(examined_there) == ["compass report", "report compass"]
-    assert examined({**recipe(), "sources": ["mask"]}, OUT) == {"mask": OUT / "compass-mask"}
+    assert told(examined_there) == ([examined_there], ["compass"])
+    assert plan({**recipe(), "sources": ["mask"]}).examined() == {"mask": OUT / "compass-mask"}
 
 
 @pytest.mark.parametrize(
@@ -103,7 +104,7 @@ def test_what_cannot_be_used_is_refused_before_anything_runs(section: str, use: 
     plain = recipe(source={"uniform": {section: {"fs-dfm": given} if section == "students" else given}})
     plain.setdefault("students", {"fs-dfm": {}})
     with pytest.raises(UserError, match=said):
-        plan(plain, OUT)
+        plan(plain)
 
 
 def test_another_tokenizer_is_refused_before_anything_is_trained(

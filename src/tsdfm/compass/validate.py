@@ -14,6 +14,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from tsdfm import terminal
 from tsdfm.compass.exam import Curve, Exam
 from tsdfm.compass.figure import energy_figure
 from tsdfm.compass.model import Compass, load_compass
@@ -58,7 +59,7 @@ def validate(settings: ValidateSettings, console: Console | None = None) -> dict
     folder = run_folder(checkpoint)
     write_json(folder / "validation.json", found)
     (folder / "energy.svg").write_text(energy_figure(found), encoding="utf-8")
-    show(found, console or Console())
+    show(found, console or terminal.console())
     return found
 
 

@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from tsdfm import terminal
 from tsdfm.corpus.mixture import mix
 from tsdfm.corpus.progress import TextProgress
 from tsdfm.corpus.settings import CorpusSettings, SourceSettings
@@ -25,7 +26,7 @@ def run(settings: CorpusSettings) -> Path:
     sources = settings.all_sources()
     inputs = _local_inputs(sources, settings.out)
     if _finished(settings, inputs):
-        return settings.out
+        return _tell(settings.out, " (there already)")
     work = settings.out.with_name(f".{settings.out.name}.tmp-corpus")
     try:
         with disk(settings.out):
@@ -36,7 +37,18 @@ def run(settings: CorpusSettings) -> Path:
             work.rename(settings.out)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    return settings.out
+    return _tell(settings.out)
+
+
+def _tell(out: Path, more: str = "") -> Path:
+    """Say what was made, where it lies and what comes next."""
+    from tsdfm.store.manifest import read_manifest
+
+    train, valid = (read_manifest(out)["splits"][split] for split in SPLITS)
+    made = f"{train['documents']:,} documents, {train['characters'] / 1e6:.1f}M characters"
+    terminal.say(f"corpus: {made}, and {valid['documents']:,} documents held out → {out}{more}")
+    terminal.advise(f"tsdfm tokens --corpus {out} --out {out.parent / 'tokens'}")
+    return out
 
 
 def _local_inputs(sources: tuple[SourceSettings, ...], out: Path) -> dict[str, Path]:

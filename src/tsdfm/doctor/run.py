@@ -6,9 +6,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -19,10 +17,10 @@ from tsdfm.compass.network import EnergyNet
 from tsdfm.compass.settings import CompassSettings
 from tsdfm.doctor.settings import DoctorSettings
 from tsdfm.engine.distributed import gpu_does_not_start
-from tsdfm.methods.dfm import DFMSettings
 from tsdfm.nn import DDiT, Shape, flops_per_token, parameters
-from tsdfm.recipes import load_recipe, table
-from tsdfm.settings import build
+from tsdfm.pipeline.plan import make_plan
+from tsdfm.recipes import read_recipe
+from tsdfm.recipes.trainers import kind
 from tsdfm.tokens.settings import TokensSettings
 
 NEEDED = ("torch", "numpy", "safetensors", "tokenizers", "rich")
@@ -105,32 +103,34 @@ def backends() -> list[str]:
 
 
 def needs(recipe: str) -> dict[str, str]:
-    """Parameters, memory and work of the recipe's teacher and compass."""
-    plain, nowhere = load_recipe(recipe), Path()
-    tokens = build(TokensSettings, {"corpus": nowhere, "out": nowhere, **table(plain, "tokens")}, "tokens")
-    teacher = build(DFMSettings, {"tokens": nowhere, "out": nowhere, **table(plain, "teacher")}, "teacher")
+    """Parameters, memory and work of the recipe's first teacher and compass that are trained."""
+    plan = make_plan(read_recipe(recipe), Path())
+    tokens = plan.tokens or TokensSettings(corpus=Path(), out=Path())
+    trained = {kind(m.method): m.settings for m in reversed(plan.models) if m.trained}
     vocab = {"gpt2": 50257, "byte": 257, "bpe": tokens.vocab_size}[tokens.tokenizer]
-    shape, length, loop = teacher.net.shape(), tokens.length, teacher.loop
-    micro = loop.micro or loop.batch
-    rows = vocab + (teacher.source == "mask")
-    with torch.device("meta"):
-        count = parameters(DDiT(shape, vocab=vocab, tokens=rows))
-        student = parameters(DDiT(shape, vocab=vocab, tokens=rows, step_size=True))
-    work = 3 * flops_per_token(shape, vocab, length) * loop.batch * length
-    found = {
-        "network": f"{shape.depth} blocks of width {shape.width}, {shape.heads} heads, |V| = {vocab}, length {length}",
-        "parameters": f"{count / 1e6:.1f}M; with step-size conditioning {student / 1e6:.1f}M",
-        "tokens per step": f"{loop.batch * length:,}",
-        "work per step": f"{work / 1e12:.2f} TFLOP",
-        "memory, one device": f"{memory(shape, count, vocab, micro * length) / 2**30:.1f} GiB at {micro} rows",
-    }
-    return found | (compass_needs(plain, rows, length) if "compass" in plain else {})
+    length, found = tokens.length, dict[str, str]()
+    if teacher := trained.get("teacher"):
+        shape, loop = teacher.net.shape(), teacher.loop
+        micro, rows = loop.micro or loop.batch, vocab + (teacher.source == "mask")
+        with torch.device("meta"):
+            count = parameters(DDiT(shape, vocab=vocab, tokens=rows))
+            student = parameters(DDiT(shape, vocab=vocab, tokens=rows, step_size=True))
+        blocks = f"{shape.depth} blocks of width {shape.width}, {shape.heads} heads"
+        work = 3 * flops_per_token(shape, vocab, length) * loop.batch * length
+        found = {
+            "network": f"{blocks}, |V| = {vocab}, length {length}",
+            "parameters": f"{count / 1e6:.1f}M; with step-size conditioning {student / 1e6:.1f}M",
+            "tokens per step": f"{loop.batch * length:,}",
+            "work per step": f"{work / 1e12:.2f} TFLOP",
+            "memory, one device": f"{memory(shape, count, vocab, micro * length) / 2**30:.1f} GiB at {micro} rows",
+        }
+    if compass := trained.get("compass"):
+        found |= compass_needs(compass, vocab + (plan.sources[0] == "mask"), length)
+    return found
 
 
-def compass_needs(plain: Mapping[str, Any], rows: int, length: int) -> dict[str, str]:
-    """The same of the recipe's compass."""
-    given = {"tokens": Path(), "teacher": Path(), "out": Path(), **table(plain, "compass")}
-    compass = build(CompassSettings, given, "compass")
+def compass_needs(compass: CompassSettings, rows: int, length: int) -> dict[str, str]:
+    """The same of a compass."""
     shape, states = compass.net.shape(), compass.negatives + 2
     with torch.device("meta"):
         count = parameters(EnergyNet(shape, tokens=rows))

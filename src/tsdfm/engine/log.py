@@ -15,10 +15,21 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from tsdfm import terminal
 from tsdfm.errors import UserError
 from tsdfm.store.files import disk
 
 NAME = "metrics.jsonl"
+FEW = 4
+"""Plain lines of a training that is one stage of many, at most, and the seconds between them."""
+PATIENCE = 60.0
+RESULTS = {
+    "elbo": "elbo {:.2f} nats a token (lower is better)",
+    "nll": "{:.2f} nats a token (lower is better)",
+    "strategy_acc": "real text below its corruption in {:.1%} of pairs (higher is better)",
+    "pair_accuracy": "the true next state below a jump in {:.1%} of pairs (higher is better)",
+}
+"""How a held-out metric is told at the end: with its unit, and which way is better."""
 
 
 class Metrics:
@@ -95,6 +106,7 @@ class Display:
 
     def __init__(self, steps: int, start: int, stream: TextIO | None = None) -> None:
         self.steps, self._stream = steps, stream or sys.stderr
+        self._told, self._when = start, time.monotonic()
         self._bar: Progress | None = None
         console = Console(file=self._stream)
         if console.is_terminal and not console.is_dumb_terminal:  # a dumb one cannot redraw, so it gets plain lines
@@ -120,8 +132,16 @@ class Display:
             words += f"  {values['skipped']:.0f} steps skipped"
         if self._bar is not None:
             self._bar.update(self._job, completed=step, description=words)
-        else:
+        elif not terminal.quiet() or self._due(step):
             self.say(f"step {step}/{self.steps}  {words}")
+
+    def _due(self, step: int) -> bool:
+        """Is it time for one of a few lines?"""
+        now = time.monotonic()
+        if step >= self.steps or step - self._told < self.steps / FEW or now - self._when < PATIENCE:
+            return False
+        self._told, self._when = step, now
+        return True
 
     def say(self, text: str) -> None:
         """One line that stays."""
@@ -167,12 +187,25 @@ class Log:
         if self._display is not None:
             self._display.say(text)
 
+    def detail(self, text: str) -> None:
+        """One line that a pipeline leaves out."""
+        if not terminal.quiet():
+            self.say(text)
+
     def close(self) -> None:
         """Close all of them."""
         for sink in self._sinks:
             sink.close()
         if self._display is not None:
             self._display.close()
+
+
+def outcome(run: Path, steps: int) -> str:
+    """What a finished run came to, in one line: steps, time, the held-out metric, and where it lies."""
+    seconds = sum(line["seconds"] for line in read_metrics(run, "train"))
+    values = next(iter(read_metrics(run, "eval")[::-1]), {})
+    told = [words.format(values[name]) for name, words in RESULTS.items() if values.get(name) is not None]
+    return f"{run.name}: {', '.join([f'{steps} steps', duration(seconds), *told])} → {run}"
 
 
 class Stopwatch:

@@ -22,9 +22,10 @@ from typing import Any
 
 from torch import Tensor
 
+from tsdfm import terminal
 from tsdfm.engine.distributed import Agreement, Processes
 from tsdfm.engine.learner import Learner
-from tsdfm.engine.log import Log, Stopwatch
+from tsdfm.engine.log import Log, Stopwatch, outcome
 from tsdfm.engine.meters import Meters
 from tsdfm.engine.optim import lr_at
 from tsdfm.engine.settings import LoopSettings, OptimSettings
@@ -67,6 +68,7 @@ def fit(
     start = world.same(world.on_main(lambda: opening(store, resume)) or 0)
     manifest = world.on_main(lambda: describe_run(record)) or {}
     run = TrainingRun(task, world, loop, optim, store, manifest, record.identity)
+    run.again = "the same command" if resume else "the same command with --resume"
     run.usual = defaults(type(record.settings)) if is_dataclass(record.settings) else {}
     if start:
         run.restore(store.at(start))
@@ -128,6 +130,7 @@ class TrainingRun:
         self.done = Progress()
         self._reported = (0, 0)
         self.usual: dict[str, Any] = {}
+        self.again = "the same command with --resume"
 
     def identity(self) -> dict[str, Any]:
         """What must not change between a checkpoint and the run that goes on from it.
@@ -176,7 +179,7 @@ class TrainingRun:
                 self._look(stop)
                 if stop:
                     agreement.close()
-                    self.log.say(f"stopped after step {done.step}, saved; the same command with --resume goes on")
+                    self.log.say(f"stopped after step {done.step}, saved; {self.again} goes on")
                     raise Stopped(128 + (signals.number or SIGTERM))
             agreement.close()
         return self._finish()
@@ -234,7 +237,7 @@ class TrainingRun:
         if not values:  # there is no held-out text
             return False
         self.log.write(self.done.step, "eval", values)
-        self.log.say(f"step {self.done.step}  " + "  ".join(f"{name} {value:.4g}" for name, value in values.items()))
+        self.log.detail(f"step {self.done.step}  " + "  ".join(f"{name} {value:.4g}" for name, value in values.items()))
         value = values.get(self.loop.best, math.nan)
         if not math.isfinite(value) or (self.done.best is not None and value > self.done.best["value"]):
             return False
@@ -261,6 +264,7 @@ class TrainingRun:
         self.world.on_main(
             lambda: write_json(out / MANIFEST, {**self.manifest, **result, "files": read_state(last)["files"]})
         )
+        self.world.on_main(lambda: terminal.say(outcome(out, self.done.step)))
         return last
 
 

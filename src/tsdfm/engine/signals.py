@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -17,19 +18,22 @@ class Stopped(SystemExit):
 
 
 class Signals:
-    """While in use, a signal only sets `number`; a second Ctrl-C, a second or more later, interrupts at once.
+    """While in use, a signal only sets `number`, and says so; a second Ctrl-C, a second or more later, interrupts.
 
     (One Ctrl-C can arrive twice: from the terminal and from torchrun.)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, answer: str = "stopping after this step") -> None:
         self.number: int | None = None
+        self._answer = answer
         self._when = 0.0
         self._before: dict[int, Any] = {}
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         if self.number is None:
             self.number, self._when = number, time.monotonic()
+            if os.environ.get("RANK", "0") == "0":  # not by print: a handler may interrupt one
+                os.write(2, f"{self._answer}; Ctrl-C again ends now\n".encode())
         elif number == signal.SIGINT and time.monotonic() - self._when > IMPATIENT:
             raise KeyboardInterrupt
 

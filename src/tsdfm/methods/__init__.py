@@ -58,9 +58,6 @@ class Method:
     many_step: ClassVar[bool] = True
     """Does it need many steps, as a teacher does? Tables then measure it at more of them."""
 
-    section: ClassVar[str] = ""
-    """The section of a recipe that `tsdfm train METHOD --recipe` reads."""
-
     def train(self, settings: Any) -> Path:
         """Train a model by these settings and return its run folder."""
         raise NotImplementedError
@@ -92,8 +89,6 @@ class Method:
 class TextMethod(Method):
     """A method that learns from text alone: a subclass says by `loss` what its network minimises."""
 
-    section = "teacher"
-
     def loss(self, settings: Any, spec: VelocitySpec) -> TextLoss:
         """What is minimised (`teacher.task.TextLoss`)."""
         raise NotImplementedError
@@ -122,7 +117,6 @@ class StudentMethod(Method):
     """
 
     needs: ClassVar[tuple[str, ...]] = ("init_from",)
-    section = "student"
     step_size, jump, many_step = True, "cumulative", False
 
     def times(self, settings: Any) -> Times:

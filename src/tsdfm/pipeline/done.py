@@ -7,7 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tsdfm import terminal
 from tsdfm.errors import UserError
+from tsdfm.methods import method_of
 from tsdfm.settings import defaults, flat, merge, to_dict
 from tsdfm.store.files import read_json
 from tsdfm.store.manifest import NAME as MANIFEST
@@ -17,23 +19,31 @@ PLACES = ("out", "tokens", "teacher", "init_from", "compass", "proposer", "resum
 """Settings that say where things lie or how a run was started, not what is made."""
 
 
-def train(stage: Callable[[Any], Path], settings: Any) -> Path:
+def train(stage: Callable[[Any], Path], settings: Any, title: str, method: str | None = None) -> Path:
     """Train, go on, or leave a finished run as it is."""
-    if is_finished(settings):
+    if is_finished(settings, method):
+        terminal.say(f"── {title}: there already → {settings.out}")
         return Path(settings.out)
+    terminal.say(f"── {title}: {settings.loop.steps} steps{f' of {method}' if method else ''}")
     return stage(replace(settings, resume=True))
 
 
-def is_finished(settings: Any) -> bool:
-    """Is there a finished run of these settings? One of other settings is the user's to remove."""
+def is_finished(settings: Any, method: str | None = None) -> bool:
+    """Is there a finished run of these settings, by this method? Another one is the user's to remove."""
     if not (settings.out / MANIFEST).is_file():
         return False
     found = read_manifest(settings.out)
     if not found.get("finished"):
         return False
+    made_by = method_of(found)
+    if method is not None and made_by is not None and made_by.name != method:
+        raise UserError(
+            f"{settings.out} holds a finished run of {made_by.name}, and this is {method}: "
+            "remove it or give another --out"
+        )
     whole = merge(defaults(type(settings)), found["settings"])  # a newer setting was at its default
     then, now = flat(comparable(whole)), flat(comparable(to_dict(settings)))
-    for name in sorted(then.keys() | now.keys()):
+    for name in sorted(now):  # what a run of old knew besides is not of its method
         if then.get(name) != now.get(name):
             raise UserError(
                 f"{settings.out} holds a finished run of other settings: {name} was {then.get(name)} and is now "
@@ -73,4 +83,6 @@ def examine(settings: Any) -> None:
     found = read_json(done) if done.is_file() else {}
     same = found.get("checkpoint") == find_checkpoint(settings.compass, settings.choose).name
     if not same or found.get("settings") != to_dict(settings):
-        validate(settings)
+        found = validate(settings)
+    right, bins = found["accuracy"]["overall"], found["adjacent_bins_monotone"]
+    terminal.say(f"{done.parent.name}: real below corrupted {right:.1%}, falling with time {bins:.0%} → {done}")

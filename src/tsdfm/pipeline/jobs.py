@@ -12,16 +12,15 @@ from __future__ import annotations
 import math
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from tsdfm import terminal
 from tsdfm.engine.signals import Signals, Stopped
 from tsdfm.errors import UserError
-from tsdfm.pipeline.plan import Stage
 from tsdfm.store.files import disk
 
 POLL = 0.1
@@ -53,7 +52,7 @@ class Crew:
     command: Callable[[str], Sequence[str]]  # key → the command that trains it
     most: int
     logs: Path
-    say: Say = print
+    say: Say = terminal.say
     retry: int = 0  # how often a process that broke off is begun again
     pause: float = PAUSE
     limit: float | None = None  # seconds after which what still runs is saved and stopped
@@ -65,7 +64,7 @@ class Crew:
         A signal, or the end of the time, is passed on to the processes, which save.
         """
         end, late = time.monotonic() + (math.inf if self.limit is None else self.limit), False
-        with Signals() as signals:
+        with Signals("stopping: what runs saves first") as signals:
             try:
                 while any(job.code is None for job in self.jobs):
                     self.collect()
@@ -148,20 +147,3 @@ class Crew:
         for job in self.jobs:
             if job.log is not None:
                 job.log.close()
-
-
-def jobs_of(stages: Sequence[Stage]) -> list[Job]:
-    """One job for each model; its stages (a compass and its examination) belong together."""
-    found: dict[str, Job] = {}
-    for stage in stages:
-        if stage.key:
-            job = found.setdefault(stage.key, Job(stage.key, stage.after))
-            job.after |= stage.after
-    return list(found.values())
-
-
-def pipeline_command(recipe: str, out: Path, over: Sequence[str]) -> Callable[[str], list[str]]:
-    """The command that trains one model of a recipe."""
-    begin = [sys.executable, "-m", "tsdfm", "pipeline", recipe, "--out", str(out)]
-    given = [word for pair in over for word in ("--set", pair)]
-    return lambda key: [*begin, *given, "--only", key]

@@ -1,110 +1,257 @@
-"""What a recipe asks for, as a list of stages. All settings are built first, so that a mistake in the last one shows at
-once."""
+"""The typed plan of a recipe: every setting is read and checked here, so that a mistake in the last stage shows before
+the first one runs. What comes after (stages, jobs, reports, the doctor) works on the plan and sees no plain value."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
+from tsdfm.compass.settings import ValidateSettings
+from tsdfm.corpus.settings import CorpusSettings
+from tsdfm.corpus.world import world_named
 from tsdfm.errors import UserError
-from tsdfm.recipes import table
-from tsdfm.settings import build, merge, nearest
+from tsdfm.judges.settings import JudgeTrainSettings
+from tsdfm.recipes import Entry, Recipe, known
+from tsdfm.recipes.trainers import kind, settings_known, trainer
+from tsdfm.settings import Name, build, option, path_from
+from tsdfm.tokens.settings import TokensSettings
 
-BY_SOURCE = ("teacher", "compass", "compasses", "validate", "student", "students")  # [source.NAME.SECTION] lays over
-SECTIONS = ("extends", "seed", "sources", "source", "corpus", "tokens", "judge", *BY_SOURCE, "measure", "report")
-SOURCES = ("uniform", "mask")
-TRAINED = ("teacher", "compass", "student", "judge")
-MANY = {"student": "students"}
+if TYPE_CHECKING:
+    from tsdfm.report.settings import MeasureSettings
+
+T = TypeVar("T")
+MODEL_SETTINGS = ("init_from", "teacher", "compass", "proposer")
+"""Settings that take a model, besides those a method says it needs: the name of another model, or a path."""
+USUAL = {"init_from": "teacher"}
+"""Which model a needed setting takes if nothing is said; for others, the one of the setting's own name."""
+NO_JUDGE = "needs a judge: give measure.judges (docs/judges.md), a [judge] section, or measure.world for stories"
 
 
 @dataclass(frozen=True)
-class Stage:
-    """A step of the pipeline: what to call it, and what to do. One that trains a model has its folder's name for `key`,
-    and in `after` the keys of the models it needs."""
+class Model:
+    """A model of one source: trained here by `settings`, or used from elsewhere (`spec` is what its manifest says)."""
 
     name: str
-    run: Callable[[], Any]
-    key: str = ""
-    after: frozenset[str] = frozenset()
+    source: str
+    method: str
+    path: Path
+    settings: Any = None
+    needs: frozenset[str] = frozenset()
+    """Keys of the models that must be there before: those that are trained here."""
+    exam: ValidateSettings | None = None
+    """How it is examined after training, if it is a compass."""
+    spec: Mapping[str, Any] | None = None
+
+    @property
+    def key(self) -> str:
+        """What its folder is called if it is trained here."""
+        return f"{self.name}-{self.source}"
+
+    @property
+    def trained(self) -> bool:
+        return self.settings is not None
+
+    @property
+    def is_compass(self) -> bool:
+        return kind(self.method) == "compass"
 
 
-def plan(recipe: Mapping[str, Any], out: Path) -> list[Stage]:
-    """The stages in order."""
-    from tsdfm.pipeline.models import source_stages
-    from tsdfm.pipeline.places import used_stages
-    from tsdfm.pipeline.reports import report_stages
+@dataclass(frozen=True)
+class Table:
+    """A table of the report, and the function of `tsdfm.report.commands` that makes it."""
 
-    check_names(recipe, SECTIONS, "section")
-    recipe = seeded(recipe)
-    stages = [*text_stages(recipe, out), *used_stages(recipe, out)]
-    if "judge" in recipe:
-        stages.append(judge_stage(recipe, out))
-    for source in sources_of(recipe):
-        stages += source_stages(recipe, source, out)
-    return stages + report_stages(recipe, out)
+    name: str
+    run: Callable[[Any], Any]
+    settings: Any
 
 
-def seeded(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """`seed = N` laid under every stage that has a seed of its own."""
-    if "seed" not in recipe:
-        return dict(recipe)
-    wanted = [name for name in TRAINED if name in recipe or MANY.get(name) in recipe]
-    loops = {name: {"loop": {"seed": recipe["seed"]}} for name in wanted}
-    measure = {"measure": {"seed": recipe["seed"]}} if "measure" in recipe else {}
-    return merge({**loops, **measure}, dict(recipe))
+@dataclass(frozen=True, kw_only=True)
+class ReportSettings:
+    """What [report] itself may say; `[report.policy]` has the settings of `tsdfm report policy`, and so on."""
+
+    tables: tuple[Name, ...] = option((), "tables of `tsdfm report`, by name")
+    trajectories: int = option(0, "steps of the trajectories that are recorded for the player; 0 records none")
+    page: bool = option(True, "write index.html")
+
+    def __post_init__(self) -> None:
+        if self.trajectories < 0:
+            raise UserError("trajectories of [report] is a number of steps, 0 for none")
 
 
-def sources_of(recipe: Mapping[str, Any]) -> list[str]:
-    """The sources to run for."""
-    found = recipe.get("sources", [table(recipe, "teacher").get("source", "uniform")])
-    found = [found] if isinstance(found, str) else list(found)
-    check_names([*found, *table(recipe, "source")], SOURCES, "source")
-    for source, over in table(recipe, "source").items():
-        check_names(table({source: over}, source), BY_SOURCE, f"section of source {source}")
+@dataclass(frozen=True)
+class Plan:
+    """All that a recipe asks for, in the order in which it is done; what it does not ask for is None."""
+
+    out: Path
+    seed: int
+    sources: tuple[str, ...]
+    corpus: CorpusSettings | None
+    tokens: TokensSettings | None
+    judge: JudgeTrainSettings | None
+    models: tuple[Model, ...]
+    """Source by source, in the recipe's order."""
+    measure: MeasureSettings | None
+    tables: tuple[Table, ...] = ()
+    report: ReportSettings | None = None
+
+    def training(self) -> list[Model]:
+        """The models that are trained, each after what it needs, otherwise in the recipe's order."""
+        left, ordered = [model for model in self.models if model.trained], dict[str, Model]()
+        while left:
+            ready = next((model for model in left if model.needs <= ordered.keys()), None)
+            if ready is None:
+                names = ", ".join(dict.fromkeys(model.name for model in left))
+                why = "wait for each other, or for one their source does not have"
+                raise UserError(f"the recipe's models {why}: {names}")
+            left.remove(ready)
+            ordered[ready.key] = ready
+        return list(ordered.values())
+
+    def writers(self, source: str | None = None) -> list[Path]:
+        """Where the models that write texts lie, of all sources or of one."""
+        return [m.path for m in self.models if not m.is_compass and source in (None, m.source)]
+
+    def compass(self, source: str) -> Model | None:
+        """The first compass of a source."""
+        return next((model for model in self.models if model.is_compass and model.source == source), None)
+
+    def examined(self) -> dict[str, Path]:
+        """The compass of each source that is validated here, or that is used from elsewhere and was validated there."""
+        found = {model.source: model for source in self.sources if (model := self.compass(source))}
+        return {s: m.path for s, m in found.items() if m.trained or (m.path / "validation.json").is_file()}
+
+
+def make_plan(recipe: Recipe, out: Path) -> Plan:
+    """Read a recipe into a plan; what cannot be done is refused in one line."""
+    from tsdfm.report.settings import MeasureSettings
+
+    def read(cls: type[T], name: str, first: Mapping[str, Any], last: Mapping[str, Any]) -> T | None:
+        given = recipe.section(name)
+        return None if given is None else build(cls, {**first, **given, **last}, name)
+
+    corpus = read(CorpusSettings, "corpus", {}, {"out": out / "corpus"})
+    if corpus is not None:
+        corpus.all_sources()
+    judge = read(JudgeTrainSettings, "judge", {"tokens": out / "tokens"}, {"out": out / "judge"})
+    if judge is not None:
+        judge.net.shape()
+    judges = (recipe.section("measure") or {}).get("judges", [])
+    judges = [*([judge.out] if judge else []), *([judges] if isinstance(judges, str) else judges)]
+    plan = Plan(
+        out=out,
+        seed=recipe.seed,
+        sources=recipe.sources,
+        corpus=corpus,
+        tokens=read(TokensSettings, "tokens", {"corpus": out / "corpus", "out": out / "tokens"}, {}),
+        judge=judge,
+        models=tuple(model for source in recipe.sources for model in source_models(recipe, source, out)),
+        measure=read(MeasureSettings, "measure", {}, {"judges": [*map(str, judges)]}),
+    )
+    plan.training()  # refuses models that wait for each other
+    if plan.measure is not None and plan.measure.frontier and not (plan.measure.world or plan.measure.judges):
+        raise UserError(f"measure.frontier {NO_JUDGE}")
+    if plan.measure is not None and plan.measure.world:
+        world_named(plan.measure.world)
+    return plan if recipe.section("report") is None else with_report(plan, recipe)
+
+
+def source_models(recipe: Recipe, source: str, out: Path) -> list[Model]:
+    """The models of one source."""
+    entries = [entry for entry in recipe.models if entry.source == source]
+    used = {e.name: used_model(e) for e in entries if e.use is not None}
+    places = {e.name: used[e.name].path if e.name in used else out / f"{e.name}-{source}" for e in entries}
+    every = {name: places.get(name, out / f"{name}-{source}") for name in recipe.names}
+    return [used.get(e.name) or trained_model(e, recipe, every, frozenset(used), out) for e in entries]
+
+
+def trained_model(entry: Entry, recipe: Recipe, places: Mapping[str, Path], used: frozenset[str], out: Path) -> Model:
+    """The typed settings of a model, with paths in the place of names."""
+    method, takes = trainer(entry.method), settings_known(entry.method)
+    usual = {need: USUAL.get(need, need) for need in method.needs}
+    if entry.values.get("target") == "teacher":
+        usual["teacher"] = "teacher"
+    given = {need: name for need, name in usual.items() if name in recipe.names} | entry.values
+    needs = set[str]()
+    given = placed(given, {*MODEL_SETTINGS, *method.needs}, places, needs)
+    first: dict[str, Any] = {"tokens": out / "tokens"} | ({"name": entry.name} if entry.name != method.label else {})
+    given = {**first, **given, "source": entry.source, "out": places[entry.name]}
+    given = {name: value for name, value in given.items() if name in takes or name in entry.values}
+    settings: Any = build(method.settings, given, entry.where)
+    method.check(settings)
+    exam = None
+    if kind(entry.method) == "compass":
+        asked = recipe.section("validate", entry.source) or {}
+        exam = build(ValidateSettings, {**asked, "compass": settings.out}, "validate")
+    keys = frozenset(f"{name}-{entry.source}" for name in needs - used)
+    return Model(entry.name, entry.source, entry.method, settings.out, settings, keys, exam)
+
+
+def placed(
+    values: Mapping[str, Any], takes_model: Iterable[str], places: Mapping[str, Path], needs: set[str]
+) -> dict[str, Any]:
+    """Plain settings with the places of the models they name; adds those names to `needs`."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            found[key] = placed(value, takes_model, places, needs)
+        elif key in takes_model and isinstance(value, str) and value in places:
+            needs.add(value)
+            found[key] = places[value]
+        else:
+            found[key] = value
     return found
 
 
-def check_names(found: Iterable[str], known: Sequence[str], what: str) -> None:
-    """Answer a name that is not known with the nearest that is."""
-    for name in found:
-        if name not in known:
-            raise UserError(f"unknown {what} {name!r} in the recipe{nearest(str(name), known)}")
+def used_model(entry: Entry) -> Model:
+    """The model that `use` names, if it may stand for this one: there, whole, of the same kind and source."""
+    from tsdfm.methods import method_of
+    from tsdfm.store.bundle import find_shipped, find_weights
+
+    name, use, wanted = entry.name, entry.use, entry.kind
+    if not isinstance(use, str) or not use:
+        raise UserError(f"{name}: use takes the path of a run, a checkpoint or a bundle, not {use!r}")
+    path = path_from(use, f"{name}: use")
+    if not path.exists() and find_shipped(path) is None:
+        raise UserError(f"{name}: use says {path}, and there is no such run, checkpoint or shipped model here")
+    try:
+        found = find_weights(path, wanted, which="ema", choose="best" if wanted == "compass" else "newest").manifest
+    except UserError as problem:
+        raise UserError(f"{name}: use says {path}: {problem}") from None
+    spec, made_by = found.get("compass" if wanted == "compass" else "model"), method_of(found)
+    if not isinstance(spec, Mapping) or (made_by is not None and kind(made_by.name) != wanted):
+        raise UserError(f"{name}: use says {path}, which is no {wanted} (its stage is {found.get('stage')!r})")
+    if (source := spec.get("source")) != entry.source:
+        raise UserError(
+            f"{name}: use says {path}, of the {source} source, and this is {entry.source}: "
+            f"say it under [source.{source}…] alone"
+        )
+    return Model(name, entry.source, entry.method, path, spec=spec)
 
 
-def section(recipe: Mapping[str, Any], name: str, source: str) -> dict[str, Any]:
-    """A section's values for one source."""
-    return merge(table(recipe, name), table(table(recipe, "source").get(source, {}), name))
+def with_report(plan: Plan, recipe: Recipe) -> Plan:
+    """The plan with the tables that [report] names, each with its settings, and the page."""
+    from tsdfm.report.commands import TABLES, UNJUDGED
+    from tsdfm.report.settings import MeasureSettings
 
-
-def text_stages(recipe: Mapping[str, Any], out: Path) -> list[Stage]:
-    """Corpus and tokens, which all sources share."""
-    from tsdfm.corpus.run import run as make_corpus
-    from tsdfm.corpus.settings import CorpusSettings
-    from tsdfm.tokens.run import run as make_tokens
-    from tsdfm.tokens.settings import TokensSettings
-
-    stages = []
-    if "corpus" in recipe:
-        corpus = build(CorpusSettings, {**table(recipe, "corpus"), "out": out / "corpus"}, "corpus")
-        corpus.all_sources()
-        stages.append(Stage("corpus", lambda: make_corpus(corpus)))
-    if "tokens" in recipe:
-        given = {"corpus": out / "corpus", "out": out / "tokens", **table(recipe, "tokens")}
-        tokens = build(TokensSettings, given, "tokens")
-        stages.append(Stage("tokens", lambda: make_tokens(tokens)))
-    return stages
-
-
-def judge_stage(recipe: Mapping[str, Any], out: Path) -> Stage:
-    """An in-house judge on the same tokens, which all sources share; `measure` then asks it too."""
-    from tsdfm.judges.settings import JudgeTrainSettings
-    from tsdfm.judges.train import run
-    from tsdfm.pipeline.done import train
-
-    settings = build(
-        JudgeTrainSettings, {"tokens": out / "tokens", **table(recipe, "judge"), "out": out / "judge"}, "judge"
-    )
-    settings.net.shape()
-    return Stage("judge", lambda: train(run, settings), "judge")
+    sections, own = recipe.section("report") or {}, [field.name for field in fields(ReportSettings)]
+    known(sections, (*own, *TABLES), "setting of [report]")
+    report = build(ReportSettings, {name: sections[name] for name in own if name in sections}, "report")
+    known(report.tables, TABLES, "table")
+    for name in recipe.flags.get("report", {}):
+        if name not in (*own, *report.tables):
+            raise UserError(f"--set report.{name} reaches nothing: report.tables does not name it")
+    measured, tables = plan.measure or MeasureSettings(), list[Table]()
+    for name in report.tables:
+        if name not in UNJUDGED and not (measured.world or measured.judges or plan.judge):
+            raise UserError(f"report {name} {NO_JUDGE}")
+        models = [*plan.examined().values()] if name == "compass" else plan.writers()
+        if name == "compass" and not models:
+            continue  # one that is used from elsewhere, and was not examined there
+        module, _, function = TABLES[name].partition(":")
+        run = getattr(import_module(f"tsdfm.report.{module}"), function)
+        given = {"runs": [plan.out, *(path for path in models if path.parent != plan.out)], **sections.get(name, {})}
+        tables.append(Table(name, run, build(get_type_hints(run)["settings"], given, f"report.{name}")))
+    return replace(plan, tables=tuple(tables), report=report)

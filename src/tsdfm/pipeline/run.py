@@ -3,87 +3,55 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
+from tsdfm import terminal
 from tsdfm.errors import UserError
-from tsdfm.pipeline.jobs import Crew, jobs_of, pipeline_command
-from tsdfm.pipeline.places import Places
-from tsdfm.pipeline.plan import Stage, plan, sources_of
+from tsdfm.pipeline.jobs import Crew, Job
+from tsdfm.pipeline.plan import Plan, make_plan
 from tsdfm.pipeline.settings import PipelineSettings
-from tsdfm.recipes import load_recipe
-from tsdfm.settings import merge, nearest
+from tsdfm.pipeline.stages import Training, make_report, make_text, trainings
+from tsdfm.recipes import read_recipe
+from tsdfm.settings import nearest
 
-PART = re.compile(r'"([^"]*)"|([^.]+)')  # of a dotted name
 
-
-def run(settings: PipelineSettings, say: Callable[[str], None] = print) -> Path:
+def run(settings: PipelineSettings) -> Path:
     """Run every stage the recipe has a section for, and return the folder."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("a pipeline runs in one process: start only the training stage with torchrun")
-    over = overrides(settings.set)
-    recipe = merge(load_recipe(settings.recipe, extends=over.pop("extends", None)), over)
-    stages = plan(recipe, settings.out)
-    if settings.only is not None:
-        stages = [stage for stage in stages if stage.key == settings.only] or refuse(settings.only, stages, recipe)
-    elif settings.jobs > 1:
-        return run_jobs(stages, settings, say)
-    run_stages(stages, say)
-    say(f"── done: {settings.out}")
-    return settings.out
+    plan = make_plan(read_recipe(settings.recipe, settings.set), settings.out)
+    todo = trainings(plan)
+    with terminal.many_stages(settings.verbose):
+        if settings.only is not None:
+            one = next((each for each in todo if each.key == settings.only), None)
+            (one or refuse(settings.only, todo, plan)).run()
+            return plan.out
+        make_text(plan)
+        if settings.jobs > 1:
+            side_by_side(todo, settings)
+        else:
+            for each in todo:
+                each.run()
+        make_report(plan)
+    return plan.out
 
 
-def run_stages(stages: Sequence[Stage], say: Callable[[str], None]) -> None:
-    """One after the other."""
-    for stage in stages:
-        say(f"── {stage.name}")
-        stage.run()
+def side_by_side(todo: Sequence[Training], settings: PipelineSettings) -> None:
+    """Train several at a time, each by this command with --only."""
+    begin = [sys.executable, "-m", "tsdfm", "pipeline", settings.recipe, "--out", str(settings.out), "--verbose"]
+    begin += [word for pair in settings.set for word in ("--set", pair)]
+    jobs, logs = [Job(each.key, each.needs) for each in todo], settings.out / "logs"
+    Crew(
+        jobs, lambda key: [*begin, "--only", key], settings.jobs, logs, retry=settings.retry, limit=settings.limit
+    ).run()
 
 
-def run_jobs(stages: Sequence[Stage], settings: PipelineSettings, say: Callable[[str], None]) -> Path:
-    """The text first, then the models side by side, then the report."""
-    trained = [i for i, stage in enumerate(stages) if stage.key]
-    first, last = (trained[0], trained[-1] + 1) if trained else (len(stages), len(stages))
-    run_stages(stages[:first], say)
-    command = pipeline_command(settings.recipe, settings.out, settings.set)
-    jobs, logs = jobs_of(stages[first:last]), settings.out / "logs"
-    Crew(jobs, command, settings.jobs, logs, say, settings.retry, limit=settings.limit).run()
-    run_stages(stages[last:], say)
-    say(f"── done: {settings.out}")
-    return settings.out
-
-
-def refuse(only: str, stages: Sequence[Stage], recipe: Mapping[str, Any]) -> NoReturn:
+def refuse(only: str, todo: Sequence[Training], plan: Plan) -> NoReturn:
     """There is no such model, or none to be trained."""
-    for source in sources_of(recipe):
-        places = Places.of(recipe, source, Path())
-        for name, used in places.used.items():
-            if places.key(name) == only:
-                raise UserError(f"{only} is not trained: the recipe uses {used.path}")
-    raise UserError(
-        f"the recipe trains no {only!r}{nearest(only, list(dict.fromkeys(stage.key for stage in stages if stage.key)))}"
-    )
-
-
-def overrides(pairs: tuple[str, ...]) -> dict[str, Any]:
-    """`("teacher.loop.steps=100",)` as nested plain values; what is given more than once makes a list.
-
-    A name with a dot of its own stands in quotes: `students."ts-tau-0.02".loop.steps=100`.
-    """
-    out: dict[str, Any] = {}
-    seen: dict[str, list[str]] = {}
-    for pair in pairs:
-        path, equals, value = pair.partition("=")
-        if not equals:
-            raise UserError(f"--set takes section.name=value, not {pair!r}")
-        earlier = seen.setdefault(path.strip(), [])
-        earlier.append(value)
-        parts = [quoted or plain for quoted, plain in PART.findall(path.strip())]
-        names = parts[-1:] == ["sources"]
-        nested: Any = value.split(",") if names else value if len(earlier) == 1 else list(earlier)
-        for part in reversed(parts):
-            nested = {part: nested}
-        out = merge(out, nested)
-    return out
+    for model in plan.models:
+        if model.key == only and not model.trained:
+            raise UserError(f"{only} is not trained: the recipe uses {model.path}")
+    raise UserError(f"the recipe trains no {only!r}{nearest(only, [each.key for each in todo])}")

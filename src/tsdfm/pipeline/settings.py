@@ -16,6 +16,7 @@ class PipelineSettings:
     recipe: str = required("a recipe that comes with tsdfm, or a TOML file")
     out: Path = option(Path("runs/demo"), "folder for everything it makes")
     set: tuple[str, ...] = option((), "override a setting, as in teacher.loop.steps=100; may be given many times")
+    verbose: bool = option(False, "show all that the stages have to say, not a line or two of each (also -v)")
     jobs: int = option(1, "models to train at a time, each in a process of its own: for small ones on a large GPU")
     only: str | None = option(None, "train this one model alone, by the name of its folder, as in ts-dfm-uniform")
 

@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
+from tsdfm import terminal
 from tsdfm.report.rows import Plain
 from tsdfm.store.files import disk, write_json
 
@@ -128,7 +129,7 @@ class Table:
 
     def show(self, console: Console | None = None, *, most: int | None = None) -> None:
         """Print it with its notes; or, short, its first `most` rows that are not quoted, and how many there are."""
-        console = console or Console(width=None if Console().is_terminal else 160)
+        console = console or terminal.console(width=None if Console().is_terminal else 160)
         rows = self.rows if most is None else [row for row in self.rows if not row.get("paper")][:most]
         table = RichTable(title=escape(self.title))
         for column in self.columns:

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
+from tsdfm import terminal
 from tsdfm.corpus.progress import TextProgress
 from tsdfm.corpus.split import SPLITS
 from tsdfm.corpus.store import count_documents, read_split
@@ -44,7 +44,7 @@ def run(settings: TokensSettings) -> Path:
     """Tokenise a corpus and return the folder of its rows. Run it again after a kill and it goes on where it was."""
     key = _key(settings)
     if _finished(settings.out, key):
-        return settings.out
+        return _tell(settings.out, " (there already)")
     before = settings.out.exists()
     progress = _open_progress(settings.out, key)
     try:
@@ -60,7 +60,17 @@ def run(settings: TokensSettings) -> Path:
         shutil.rmtree(settings.out)
         raise UserError(_why_empty(settings, progress["train"]))
     _finish(settings, key, tokenizer, dtype, progress)
-    return settings.out
+    return _tell(settings.out)
+
+
+def _tell(out: Path, more: str = "") -> Path:
+    """Say what was made, where it lies and what comes next."""
+    found = read_manifest(out)
+    train, valid = (found["splits"][split]["rows"] for split in SPLITS)
+    made = f"{train:,} rows of {found['length']} tokens, and {valid:,} held out"
+    terminal.say(f"tokens: {made}; {found['vocab_size']:,} different tokens → {out}{more}")
+    terminal.advise(f"tsdfm teacher --tokens {out} --out {out.parent / 'teacher'}")
+    return out
 
 
 def _key(settings: TokensSettings) -> str:
@@ -243,10 +253,8 @@ def _finish(
     }
     write_manifest(settings.out, stage="tokens", settings=settings, inputs={"corpus": settings.corpus}, extra=extra)
     if not splits["valid"]["rows"]:
-        Console(stderr=True).print(
-            "note: no held-out rows, so nothing can be evaluated on them: hold out more text (tsdfm corpus --valid)",
-            highlight=False,
-            soft_wrap=True,
+        terminal.say(
+            "note: no held-out rows, so nothing can be evaluated on them: hold out more text (tsdfm corpus --valid)"
         )
     for left in (settings.out / PROGRESS, *settings.out.glob(".*.tmp-*")):  # the latter from a kill while saving
         left.unlink(missing_ok=True)

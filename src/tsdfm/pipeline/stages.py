@@ -1,0 +1,118 @@
+"""What a plan's stages do, one function each: the text, the models, the report."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from tsdfm import terminal
+from tsdfm.errors import UserError
+from tsdfm.pipeline.done import examine, train
+from tsdfm.pipeline.plan import Model, Plan
+from tsdfm.recipes.trainers import trainer
+from tsdfm.store.files import read_json, write_json
+from tsdfm.store.manifest import NAME as MANIFEST
+
+
+@dataclass(frozen=True)
+class Training:
+    """One network to be trained: the name of its folder, those it needs before, and what to do."""
+
+    key: str
+    needs: frozenset[str]
+    run: Callable[[], None]
+
+
+def make_text(plan: Plan) -> None:
+    """Corpus and tokens; and models that are used, which must be of these tokens."""
+    if plan.corpus is not None:
+        from tsdfm.corpus.run import run as make_corpus
+
+        terminal.say("── text")
+        make_corpus(plan.corpus)
+    if plan.tokens is not None:
+        from tsdfm.tokens.run import run as make_tokens
+
+        make_tokens(plan.tokens)
+    for model in plan.models:
+        if model.spec is not None:
+            terminal.say(f"── {model.name}, {model.source} source: {model.path} is used")
+            check_tokens(model, plan.out / "tokens")
+
+
+def check_tokens(model: Model, tokens: Path) -> None:
+    """Refuse a model of another tokenizer, or of other rows, than the pipeline's."""
+    from tsdfm.tokens.rows import TokenRows
+
+    if model.spec is None or not (tokens / MANIFEST).is_file():
+        return  # each stage looks at its own
+    rows, length = TokenRows(tokens, "train"), model.spec.get("length")
+    if model.spec.get("tokenizer") != rows.fingerprint:
+        raise UserError(f"{model.name}: {model.path} has another tokenizer than {tokens}: use one of the same tokens")
+    if length != rows.length:
+        raise UserError(f"{model.name}: {model.path} has rows of {length} tokens and {tokens} of {rows.length}")
+
+
+def trainings(plan: Plan) -> list[Training]:
+    """What is to be trained, each after what it needs."""
+    judge = [] if plan.judge is None else [Training("judge", frozenset(), partial(train_judge, plan))]
+    return judge + [Training(model.key, model.needs, partial(train_model, model)) for model in plan.training()]
+
+
+def train_judge(plan: Plan) -> None:
+    """An in-house judge on the same tokens, which `measure` then asks too."""
+    from tsdfm.judges.train import run
+
+    assert plan.judge is not None
+    train(run, plan.judge, "judge")
+
+
+def train_model(model: Model) -> None:
+    """Train a model, and examine it if it is a compass."""
+    train(trainer(model.method).train, model.settings, f"{model.name}, {model.source} source", model.method)
+    if model.exam is not None:
+        examine(model.exam)
+
+
+def make_report(plan: Plan) -> None:
+    """Everything after the training: `compass.json`, `metrics.json`, tables, trajectories, the page, the closing."""
+    report, wanted, verbose = plan.out / "report", plan.report, not terminal.quiet()
+    if folders := plan.examined():
+        write_json(report / "compass.json", {s: read_json(f / "validation.json") for s, f in folders.items()})
+    if plan.measure is not None:
+        from tsdfm.report.measure import run as measure
+
+        terminal.say(f"── report: {plan.measure.samples} texts of each model at each number of steps")
+        measure(plan.measure, plan.writers(), plan.out / "tokens", report, verbose=verbose)
+    for table in plan.tables:
+        table.run(replace(table.settings, verbose=verbose))
+    if wanted is not None and wanted.trajectories:
+        record_all(plan, wanted.trajectories)
+    page = None
+    if wanted is not None and wanted.page:
+        from tsdfm.report.page.build import build_page
+
+        page = build_page(plan.out)
+    if plan.measure is not None:
+        from tsdfm.report.summary import closing
+
+        closing(plan.out, page)
+    elif page is not None:
+        terminal.say(f"the report is {page}: open it in a browser")
+    terminal.say(f"── done: {plan.out}")
+
+
+def record_all(plan: Plan, steps: int) -> None:
+    """The same seed through every model of each source, scored by its compass."""
+    from tsdfm.view.record import record_trajectories
+
+    folder = plan.out / "report" / "trajectories"
+    shutil.rmtree(folder, ignore_errors=True)  # those of other steps or of models that are gone
+    for source in plan.sources:
+        compass = plan.compass(source)
+        place = None if compass is None else compass.path
+        record_trajectories(plan.writers(source), place, folder, steps=steps, seed=plan.seed)
+    terminal.say(f"trajectories: {steps} steps of each model → {folder}")

@@ -1,0 +1,53 @@
+"""How much a command says. Alone it says everything; as one stage of a pipeline only `say`, and `-v` shows the rest."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_mode = "alone"  # or, as one stage of many, "quiet" or "verbose"
+
+
+@contextlib.contextmanager
+def many_stages(verbose: bool) -> Iterator[None]:
+    """What runs inside is one of many stages: no advice on the next command, and details only if `verbose`."""
+    global _mode
+    before, _mode = _mode, "verbose" if verbose else "quiet"
+    try:
+        yield
+    finally:
+        _mode = before
+
+
+def quiet() -> bool:
+    """Are details left out?"""
+    return _mode == "quiet"
+
+
+def say(text: str) -> None:
+    """One line that is always shown, on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def detail(text: str) -> None:
+    """One line that a pipeline leaves out."""
+    if not quiet():
+        say(text)
+
+
+def advise(command: str) -> None:
+    """The next command, for those who run the stages one by one."""
+    if _mode == "alone":
+        say(f"next: {command}")
+
+
+def console(*, stderr: bool = False, width: int | None = None) -> Console:
+    """A console for tables and details, which is silent where a pipeline leaves them out."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, width=width, quiet=quiet())
