@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from tsdfm.compass.settings import ValidateSettings
@@ -28,7 +27,6 @@ MODEL_SETTINGS = ("init_from", "teacher", "compass", "proposer")
 """Settings that take a model, besides those a method says it needs: the name of another model, or a path."""
 USUAL = {"init_from": "teacher"}
 """Which model a needed setting takes if nothing is said; for others, the one of the setting's own name."""
-UNJUDGED = ("refinement", "diversity", "compass", "overhead", "claims")  # tables that ask no judge
 NO_JUDGE = "needs a judge: give measure.judges (docs/judges.md), a [judge] section, or measure.world for stories"
 
 
@@ -235,14 +233,13 @@ def used_model(entry: Entry) -> Model:
 
 def with_report(plan: Plan, recipe: Recipe) -> Plan:
     """The plan with the tables that [report] names, each with its settings, and the page."""
-    from tsdfm.report import commands
+    from tsdfm.report.commands import TABLES, UNJUDGED
     from tsdfm.report.settings import MeasureSettings
 
     sections, own = recipe.section("report") or {}, [field.name for field in fields(ReportSettings)]
-    made_by = [module.name for module in iter_modules(commands.__path__) if module.name != "measure"]
-    known(sections, (*own, *made_by), "setting of [report]")
+    known(sections, (*own, *TABLES), "setting of [report]")
     report = build(ReportSettings, {name: sections[name] for name in own if name in sections}, "report")
-    known(report.tables, made_by, "table")
+    known(report.tables, TABLES, "table")
     for name in recipe.flags.get("report", {}):
         if name not in (*own, *report.tables):
             raise UserError(f"--set report.{name} reaches nothing: report.tables does not name it")
@@ -253,7 +250,8 @@ def with_report(plan: Plan, recipe: Recipe) -> Plan:
         models = [*plan.examined().values()] if name == "compass" else plan.writers()
         if name == "compass" and not models:
             continue  # one that is used from elsewhere, and was not examined there
-        run = import_module(f"{commands.__name__}.{name}").run
+        module, _, function = TABLES[name].partition(":")
+        run = getattr(import_module(f"tsdfm.report.{module}"), function)
         given = {"runs": [plan.out, *(path for path in models if path.parent != plan.out)], **sections.get(name, {})}
         tables.append(Table(name, run, build(get_type_hints(run)["settings"], given, f"report.{name}")))
     return replace(plan, tables=tuple(tables), report=report)

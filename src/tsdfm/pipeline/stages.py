@@ -78,7 +78,7 @@ def train_model(model: Model) -> None:
 
 
 def make_report(plan: Plan) -> None:
-    """Everything after the training: `compass.json`, `metrics.json`, tables, trajectories, the page, a short closing."""
+    """Everything after the training: `compass.json`, `metrics.json`, tables, trajectories, the page, the closing."""
     report, wanted, verbose = plan.out / "report", plan.report, not terminal.quiet()
     if folders := plan.examined():
         write_json(report / "compass.json", {s: read_json(f / "validation.json") for s, f in folders.items()})

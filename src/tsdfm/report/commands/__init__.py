@@ -1,11 +1,4 @@
-"""The tables of `tsdfm report NAME`, and which function makes each; it is loaded when used."""
-
-from __future__ import annotations
-
-import importlib
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+"""The commands of `tsdfm report`: each makes one table, or a few that belong together, of runs."""
 
 TABLES = {
     "main": "commands.by_steps:main",
@@ -22,10 +15,6 @@ TABLES = {
     "overhead": "commands.overhead:run",
     "claims": "commands.claims:run",
 }
-
-
-def maker(name: str) -> Callable[[Any], Path]:
-    """The function that makes a table: settings → the path of its JSON."""
-    module, _, function = TABLES[name].partition(":")
-    found: Callable[[Any], Path] = getattr(importlib.import_module(f"tsdfm.report.{module}"), function)
-    return found
+"""What a recipe may ask for, and the function that makes it; the type of its `settings` says what it takes."""
+UNJUDGED = ("refinement", "diversity", "compass", "overhead", "claims")
+"""Those that ask no judge."""
