@@ -178,10 +178,26 @@ def test_by_name() -> None:
     kept = jump_from("ancestral", Cosine(), Mask(3))
     assert isinstance(kept, CumulativeJump)
     assert kept.keep_revealed
-    with pytest.raises(UserError, match="known: euler, cumulative, ancestral"):
+    with pytest.raises(UserError, match="known: euler, cumulative, ancestral, euler-redraw"):
         jump_from("heun", Cosine(), Mask(3))
-    with pytest.raises(UserError, match="mask source"):
-        jump_from("ancestral", Cosine(), Uniform(3))
+    for name in ("ancestral", "euler-redraw"):
+        with pytest.raises(UserError, match="mask source"):
+            jump_from(name, Cosine(), Uniform(3))
+
+
+def test_the_last_step_both_ways() -> None:
+    """Of the mask source: what is revealed stays, or everything is drawn anew."""
+    x_t = torch.tensor([[0, 3, 1]]).expand(400, -1)
+    logits = torch.log(torch.tensor([0.2, 0.3, 0.5])).expand(400, 3, 3)
+    t, h = torch.full((400,), 0.75), torch.full((400,), 0.25)
+    kept, redrawn = (
+        jump_from(name, Polynomial(1.0), Mask(3))(x_t, logits, t, h, RowNoise(0, torch.arange(400)))
+        for name in ("euler", "euler-redraw")
+    )
+    assert torch.equal(kept[:, [0, 2]], x_t[:, [0, 2]])
+    for position in range(3):
+        shares = torch.bincount(redrawn[:, position], minlength=4) / 400
+        assert shares.tolist() == pytest.approx([0.2, 0.3, 0.5, 0.0], abs=0.08)
 
 
 @given(

@@ -91,12 +91,14 @@ class LeaveJump:
 
     `keep_revealed` (mask source only) never moves a position that has left [MASK]. The true posterior has p(z) = 1
     there, so a perfect model does not notice; for a learned one it takes away the chance to revise a token, as MDLM
+    does. `redraw_last` (mask source only) draws every position anew in the last step, as FS-DFM's public Euler solver
     does.
     """
 
     schedule: Schedule
     source: Source
     keep_revealed: bool = False
+    redraw_last: bool = False
     final_pass: ClassVar[bool] = False
 
     def chance(self, t: Tensor, s: Tensor, h: Tensor, p_other: Tensor) -> Tensor:
@@ -114,7 +116,8 @@ class LeaveJump:
         last, chance = p_other, self.chance(t, s, h, p_other)
         if self.source.mask is not None:
             masked = x_t == self.source.mask
-            last = torch.where(masked, last, 0.0)
+            if not self.redraw_last:
+                last = torch.where(masked, last, 0.0)
             if self.keep_revealed:
                 chance = torch.where(masked, chance, 0.0)
         return torch.where(s >= 1.0, last, chance)
@@ -157,14 +160,15 @@ JUMPS: dict[str, Callable[[Schedule, Source], LeaveJump]] = {
     "euler": EulerJump,
     "cumulative": CumulativeJump,
     "ancestral": lambda schedule, source: CumulativeJump(schedule, source, keep_revealed=True),
+    "euler-redraw": lambda schedule, source: EulerJump(schedule, source, redraw_last=True),
 }
 """The jumps every model can take; a method may bring others (`tsdfm.methods`)."""
 
 
 def jump_from(name: str, schedule: Schedule, source: Source) -> LeaveJump:
-    """One of `JUMPS` by its name. `ancestral` belongs to the mask source: what has left [MASK] stays."""
+    """One of `JUMPS` by its name. `ancestral` and `euler-redraw` belong to the mask source."""
     if name not in JUMPS:
         raise UserError(f"unknown jump {name!r}{nearest(name, JUMPS)}")
-    if name == "ancestral" and source.mask is None:
-        raise UserError("jump ancestral keeps what has left [MASK]: it needs a model of the mask source")
+    if name in ("ancestral", "euler-redraw") and source.mask is None:
+        raise UserError(f"jump {name} differs in what has left [MASK]: it needs a model of the mask source")
     return JUMPS[name](schedule, source)
