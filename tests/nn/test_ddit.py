@@ -281,3 +281,13 @@ def test_places_are_told_apart_only_where_they_are_learned() -> None:
         placed(torch.zeros(1, 7, dtype=torch.int64), t)
     with pytest.raises(UserError, match="0 for none"):
         NetSettings(positions=-1).shape()
+
+
+def test_the_1b3_preset_has_the_public_shape() -> None:
+    """As many weights as the public 1.3B files, without and with step-size conditioning."""
+    shape = NetSettings(preset="1b3").shape()
+    assert (shape.width, shape.depth, shape.heads, shape.cond) == (2048, 21, 32, 256)
+    with torch.device("meta"):
+        counts = [parameters(DDiT(shape, vocab=50257, tokens=50257, step_size=know)) for know in (False, True)]
+    assert counts == [1_330_673_233, 1_333_956_689]
+    assert NetSettings(preset="170m").shape().cond == 128

@@ -8,6 +8,7 @@ from tsdfm.errors import UserError
 from tsdfm.settings import nearest, option
 
 PRESETS = {"tiny": 128, "small": 384, "170m": 768, "1b3": 2048}
+CONDITION = {"1b3": 256}  # as the public 1.3B files have it; others 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +19,7 @@ class NetSettings:
     width: int | None = option(None, "width of the residual stream; none takes the preset's")
     depth: int | None = option(None, "blocks; none gives 12·(width/768)^0.57, rounded")
     heads: int | None = option(None, "attention heads; none gives heads of 64 (of 32 below width 256)")
-    cond: int = option(128, "width of the condition that drives adaLN")
+    cond: int | None = option(None, "width of the condition that drives adaLN; none gives 128, and 256 for 1b3")
     mlp_ratio: int = option(4, "hidden width of the MLP over the width")
     dropout: float = option(0.1, "dropout after attention and MLP, while training")
     checkpoint: bool = option(False, "recompute activations in the backward pass: less memory, a third more time")
@@ -45,7 +46,7 @@ class NetSettings:
             width=width,
             depth=self.depth or max(1, round(12 * (width / 768) ** 0.57)),
             heads=heads,
-            cond=self.cond,
+            cond=self.cond or CONDITION.get(self.preset, 128),
             hidden=self.mlp_ratio * width,
             dropout=self.dropout,
             checkpoint=self.checkpoint,
