@@ -49,8 +49,11 @@ def test_readme_is_one_page_with_one_table_of_six_rows() -> None:
 
 def test_readme_names_every_room() -> None:
     text = README.read_text(encoding="utf-8")
-    rooms = {path.stem for path in (ROOT / "src" / "tsdfm").iterdir() if not path.name.startswith("_")}
-    assert rooms <= set(re.findall(r"^  (\w+) {2,}", text, re.MULTILINE))
+    here = [path for path in (ROOT / "src" / "tsdfm").iterdir() if not path.name.startswith("_")]
+    rooms = {path.name for path in here if path.is_dir()}
+    assert rooms | {"cli"} == set(re.findall(r"^  (\w+) {2,}", text, re.MULTILINE))
+    (shared,) = re.findall(r"^src/tsdfm/ +(.*): ", text, re.MULTILINE)
+    assert {path.stem for path in here if path.is_file()} == {*shared.split(", "), "cli"}
 
 
 def test_results_are_at_most_ten_questions_whose_tables_name_their_origin() -> None:
