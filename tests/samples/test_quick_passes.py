@@ -69,14 +69,18 @@ def test_replays_change_nothing_and_are_recorded_once(step_size: bool, given: di
 def test_when_recording_pays() -> None:
     gpu: Any = SimpleNamespace(device=torch.device("cuda"))
     auto = Quick(gpu)
-    assert auto.pays(4, PAYS)
-    assert not auto.pays(4, PAYS - 1)
-    auto.known.add(4)  # recorded before
-    assert auto.pays(4, 1)
-    assert not auto.pays(5, 1)
-    assert not Quick(gpu, "off").pays(4, 10**6)
-    assert Quick(gpu, "compile").pays(4, 1)
-    assert not Quick(tiny_velocity(tiny_spec())).pays(4, 10**6)  # a CPU
+    auto.asked[4] += PAYS - 1
+    assert not auto.pays(4)
+    auto.asked[4] += 1  # in another call, say
+    assert auto.pays(4)
+    assert not auto.pays(5)
+    for how in ("off", "compile"):
+        other = Quick(gpu, how)
+        other.asked[4] += 10**6 if how == "off" else 1
+        assert other.pays(4) == (how == "compile")
+    cpu = Quick(tiny_velocity(tiny_spec()))
+    cpu.asked[4] += 10**6
+    assert not cpu.pays(4)
     model = tiny_model()
     assert model.passes.model(4, 10**6).velocity is model.velocity
 
