@@ -173,7 +173,7 @@ def trained_model(entry: Entry, recipe: Recipe, places: Mapping[str, Path], used
     usual = {need: USUAL.get(need, need) for need in method.needs}
     if entry.values.get("target") == "teacher":
         usual["teacher"] = "teacher"
-    given = {need: name for need, name in usual.items() if name in recipe.names} | entry.values
+    given: dict[str, Any] = {n: name for n, name in usual.items() if name in recipe.names} | entry.values
     needs = set[str]()
     given = placed(given, {*MODEL_SETTINGS, *method.needs}, places, needs)
     first: dict[str, Any] = {"tokens": out / "tokens"} | ({"name": entry.name} if entry.name != method.label else {})
