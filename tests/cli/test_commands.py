@@ -12,6 +12,7 @@ import pytest
 from small_demo import pipeline
 
 from tsdfm.cli import VERBS, main, read
+from tsdfm.methods import names
 from tsdfm.pipeline.plan import make_plan
 from tsdfm.recipes import read_recipe, shipped
 
@@ -19,11 +20,15 @@ METHODS = ("teacher", "fs-dfm", "control", "ts-dfm")
 
 
 def test_every_verb_has_a_help_that_names_its_settings(capsys: pytest.CaptureFixture[str]) -> None:
-    for verb in VERBS:
+    for verb in VERBS.keys() - {"train"}:  # which lists the methods, and each has a help of its own
         with pytest.raises(SystemExit) as end:
             main([*verb.split(), "--help"])
         assert end.value.code == 0
         assert f"tsdfm {verb}" in capsys.readouterr().out
+    for name in names():
+        with pytest.raises(SystemExit):
+            main(["train", name, "--help"])
+        assert f"tsdfm train {name}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -69,8 +74,8 @@ def test_lists_of_methods_are_parted_by_commas_and_judges_are_not() -> None:
     found = read("report frontier", VERBS["report frontier"], words)
     assert found.against == ("fs-dfm", "ts-random", "ts-dfm")
     assert found.judges == ("a,b.gguf", "c")
-    claims = read("report claims", VERBS["report claims"], ["runs", "--controls", "control,control-time"])
-    assert claims.controls == ("control", "control-time")
+    claims = read("report claims", VERBS["report claims"], ["runs", "--thresholds", "ts-a,ts-b"])
+    assert claims.thresholds == ("ts-a", "ts-b")
 
 
 def test_an_empty_corpus_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
