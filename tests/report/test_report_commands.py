@@ -16,7 +16,7 @@ from tsdfm.distil.settings import NavigateSettings
 from tsdfm.errors import UserError
 from tsdfm.judges.world import WorldJudge
 from tsdfm.report.cells import load_cell
-from tsdfm.report.commands import TABLES, maker
+from tsdfm.report.commands import TABLES
 from tsdfm.report.commands.mauve import nearness
 from tsdfm.report.desk import command_line
 from tsdfm.report.paper import MAIN, QUOTES
@@ -326,5 +326,6 @@ def test_temperatures_are_refused_before_anything_is_sampled(kind: type[Any], ba
 def test_every_table_has_its_maker_and_its_command() -> None:
     for name in TABLES:
         verb = VERBS[f"report {name}"]
-        assert load(verb.run) is maker(name)
-        assert get_type_hints(maker(name))["settings"] is load(verb.settings)
+        maker = load(f"tsdfm.report.{TABLES[name]}")
+        assert load(verb.run) is maker
+        assert get_type_hints(maker)["settings"] is load(verb.settings)
