@@ -127,7 +127,7 @@ def test_jobs_train_the_same_models_as_one_process(tmp_path: Path) -> None:
 def test_a_signal_is_passed_on_and_waited_for(tmp_path: Path) -> None:
     child = (
         "import signal,sys,time;signal.signal(signal.SIGTERM,lambda *_:(open(sys.argv[1],'w').close(),sys.exit(143)));"
-        "print('up',flush=True);time.sleep(3600)"
+        "print('up',flush=True)\nwhile True: time.sleep(0.01)"  # a signal just before a long sleep would be lost
     )
     mark, logs = tmp_path / "saved", tmp_path / "logs"
     script = (
@@ -151,7 +151,7 @@ def test_when_the_time_is_up_all_is_saved(tmp_path: Path, monkeypatch: pytest.Mo
     """The crew's clock stands still until b and d are up, however long that takes, and is then past the limit."""
     child = (
         "import signal,sys,time;signal.signal(signal.SIGTERM,lambda *_:(print('saved',flush=True),sys.exit(143)));"
-        "print('up',flush=True);time.sleep(0.0 if sys.argv[1] == 'a' else 3600)"
+        "print('up',flush=True)\nwhile sys.argv[1] != 'a': time.sleep(0.01)"  # a signal just before a long sleep is lost
     )
     said: list[str] = []
     made = crew(tmp_path, said, script=child)
