@@ -18,7 +18,7 @@ from tsdfm.corpus.settings import CorpusSettings
 from tsdfm.errors import UserError
 from tsdfm.judges import judge_from
 from tsdfm.methods.dfm import DFMSettings
-from tsdfm.recipes import find
+from tsdfm.recipes.recipe import find
 from tsdfm.settings import (
     Name,
     add_flags,
