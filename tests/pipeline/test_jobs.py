@@ -151,7 +151,8 @@ def test_when_the_time_is_up_all_is_saved(tmp_path: Path, monkeypatch: pytest.Mo
     """The crew's clock stands still until b and d are up, however long that takes, and is then past the limit."""
     child = (
         "import signal,sys,time;signal.signal(signal.SIGTERM,lambda *_:(print('saved',flush=True),sys.exit(143)));"
-        "print('up',flush=True)\nwhile sys.argv[1] != 'a': time.sleep(0.01)"  # a signal just before a long sleep is lost
+        # a signal just before a long sleep would be lost
+        "print('up',flush=True)\nwhile sys.argv[1] != 'a': time.sleep(0.01)"
     )
     said: list[str] = []
     made = crew(tmp_path, said, script=child)
