@@ -43,7 +43,7 @@ def server_of(page: bytes, port: int) -> ThreadingHTTPServer:
                 self.wfile.write(content)
 
         def _found(self) -> tuple[int, bytes]:
-            port = self.server.server_address[1]
+            port = int(self.connection.getsockname()[1])
             asked = [name.strip().lower() for name in self.headers.get_all("Host", [])]
             if len(asked) != 1 or asked[0] not in hosts_of(port):
                 return 403, f"forbidden: ask for http://{HOST}:{port}/, through a tunnel by the same port\n".encode()
