@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
 
-from tsdfm.charts import HEIGHT, WIDTH, Axis, Chart, Point, Series, figure, log_ticks, mark, pretty, svg, ticks
+from tsdfm.charts import HEIGHT, WIDTH, Axis, Chart, Point, Series, figure, log_ticks, mark, meet, pretty, svg, ticks
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -36,6 +37,71 @@ def test_it_is_valid_and_everything_lies_inside(scale: str) -> None:
             assert 0 <= float(x) <= WIDTH
             assert 0 <= float(y) <= HEIGHT
     assert root.find(f"{SVG}text").text == "title <&>"  # type: ignore[union-attr]
+
+
+def boxes(picture: str) -> list[tuple[float, float, float, float]]:
+    """Where the letters of each label lie: left, top, right, bottom; a letter is about 6 wide and 9 high."""
+    out = []
+    for text in ElementTree.fromstring(picture).iter(f"{SVG}text"):
+        if text.get("class") == "reflabel":
+            wide, x, y = 6.0 * len(text.text or ""), float(text.get("x") or 0), float(text.get("y") or 0)
+            left = x - wide * {"start": 0, "middle": 0.5, "end": 1}[text.get("text-anchor") or "start"]
+            out.append((left, y - 9, left + wide, y + 2))
+    return out
+
+
+def drawn(picture: str) -> list[tuple[float, float]]:
+    """Points along every curve and whisker, half a pixel apart."""
+    lines = []
+    for line in ElementTree.fromstring(picture).iter(f"{SVG}polyline"):
+        spots = [tuple(map(float, spot.split(","))) for spot in (line.get("points") or "").split()]
+        lines += list(pairwise(spots))
+    for line in ElementTree.fromstring(picture).iter(f"{SVG}line"):
+        if line.get("class") in ("whisker", "ref"):
+            x1, y1, x2, y2 = (float(line.get(name) or 0) for name in ("x1", "y1", "x2", "y2"))
+            lines.append(((x1, y1), (x2, y2)))
+    return [(a + (c - a) * i / 800, b + (d - b) * i / 800) for (a, b), (c, d) in lines for i in range(801)]
+
+
+FALLING = [(4, 125.0), (8, 3.0), (16, 2.2), (32, 1.95), (256, 2.05)]  # towards the line, and then along it
+RISING = [(4, 1.7), (8, 1.9), (16, 2.0), (32, 2.1), (256, 125.0)]
+
+
+@pytest.mark.parametrize("values", [FALLING, RISING, FALLING + RISING])
+def test_the_name_of_a_line_stands_clear_of_curves_and_whiskers(values: list[tuple[int, float]]) -> None:
+    points = [Point(x=x, y=y, low=0.9 * y, high=1.2 * y) for x, y in sorted(values)]
+    axes = {"x": Axis(label="passes", scale="log2"), "y": Axis(label="perplexity", scale="log")}
+    one = Series(name="m", style=0, points=points)
+    made = Chart(title="t", caption="perplexity", series=[one], refs=[(1.65, "held-out text")], **axes)  # type: ignore[arg-type]
+    picture = svg(made).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+    ((left, top, right, bottom),) = boxes(picture)
+    assert 0 <= left < right <= WIDTH
+    assert 0 <= top < bottom <= HEIGHT
+    assert not [(x, y) for x, y in drawn(picture) if left <= x <= right and top <= y <= bottom]
+
+
+def test_the_name_of_a_point_stands_clear_of_a_curve_beside_it() -> None:
+    one = Series(name="m", style=0, points=[Point(x=0, y=4), Point(x=2.4, y=2), Point(x=5, y=2.02)])
+    made = Chart(
+        title="t", caption="c", x=Axis(label="x"), y=Axis(label="y"), series=[one], marks=[(2, 2, "held-out text")]
+    )
+    picture = svg(made).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+    ((left, top, right, bottom),) = boxes(picture)
+    assert not [(x, y) for x, y in drawn(picture) if left <= x <= right and top <= y <= bottom]
+
+
+@pytest.mark.parametrize(
+    ("line", "crosses"),
+    [
+        (((0, 15), (30, 15)), True),  # through
+        (((12, 12), (13, 18)), True),  # inside
+        (((0, 0), (9, 30)), False),  # past its left
+        (((0, 20), (12, 0)), False),  # past a corner
+        (((15, 0), (15, 9)), False),  # ends above
+    ],
+)
+def test_a_line_and_a_box(line: tuple[tuple[float, float], tuple[float, float]], crosses: bool) -> None:
+    assert meet(((10, 10), (20, 20)), line) is crosses
 
 
 def test_marks_and_dashes_tell_methods_apart_and_hollow_ones_are_told() -> None:

@@ -13,10 +13,13 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 from typing import Literal
 
 Scale = Literal["linear", "log", "log2"]
 Spot = tuple[float, float]
+Line = tuple[Spot, Spot]
+Anchor = tuple[float, float, str]  # where a label stands, and which end of it: start, middle or end
 Place = Callable[[float], float]
 
 WIDTH, HEIGHT = 360, 240
@@ -127,9 +130,12 @@ def figure(rows: Sequence[Sequence[Chart]], title: str, hint: str = "") -> str:
 
 
 class Scaled:
-    """An axis over some values: `to` gives a value's place, 0 to 1, and `ticks` are round numbers on it."""
+    """An axis over some values: `to` gives a value's place, 0 to 1, and `ticks` are round numbers on it.
 
-    def __init__(self, axis: Axis, values: Iterable[float]) -> None:
+    `room` is left at either end, as a share of what the values span.
+    """
+
+    def __init__(self, axis: Axis, values: Iterable[float], room: float = 0.06) -> None:
         known = sorted(set(values))
         low, high = axis.low if axis.low is not None else known[0], axis.high if axis.high is not None else known[-1]
         log = axis.scale != "linear"
@@ -139,8 +145,8 @@ class Scaled:
             low, high = (low / 1.5, high * 1.5) if log else (low - 0.5, high + 0.5)
         self._bend = math.log if log else float
         if axis.low is None and not axis.percent:
-            room = (self._bend(high) - self._bend(low)) * 0.06
-            low, high = (low / math.exp(room), high * math.exp(room)) if log else (low - room, high + room)
+            more = (self._bend(high) - self._bend(low)) * room
+            low, high = (low / math.exp(more), high * math.exp(more)) if log else (low - more, high + more)
         self._low, self._span = self._bend(low), self._bend(high) - self._bend(low)
         self.ticks = known if axis.scale == "log2" else log_ticks(low, high) if log else ticks(low, high)
 
@@ -155,7 +161,8 @@ def panel(chart: Chart) -> list[str]:
     every = [p for one in chart.series for p in one.points if not log or p.y > 0]
     ends = [e for p in every for e in (p.y, p.low, p.high) if e is not None and (not log or e > 0)]
     across = Scaled(chart.x, [p.x for p in every] + [x for x, _, _ in chart.marks])
-    up = Scaled(chart.y, ends + [y for y, _ in chart.refs] + [y for _, y, _ in chart.marks])
+    room = 0.11 if chart.refs else 0.06  # a line at the edge has room for its name beyond it
+    up = Scaled(chart.y, ends + [y for y, _ in chart.refs] + [y for _, y, _ in chart.marks], room)
 
     def place(x: float, y: float) -> Spot:
         at = LEFT + across.to(x) * (WIDTH - LEFT - RIGHT)
@@ -177,24 +184,28 @@ def panel(chart: Chart) -> list[str]:
             last = x
     middle = (LEFT + WIDTH - RIGHT) / 2
     out.append(f'<text x="{middle}" y="{HEIGHT - 5}" text-anchor="middle">{escape(chart.x.label)}</text>')
+    taken = list[Line]()  # what labels stay clear of
     for value, _ in chart.refs:
         y = place(first, value)[1]
+        taken.append(((LEFT, y), (WIDTH - RIGHT, y)))
         out.append(f'<line class="ref" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-    taken = list[Spot]()
     for index, one in enumerate(chart.series):
         apart = (index - (len(chart.series) - 1) / 2) * 3.5 if chart.x.scale == "log2" else 0.0
         spots = [(place(p.x, p.y)[0] + apart, place(p.x, p.y)[1], p) for p in one.points if not log or p.y > 0]
-        taken += [(x, y) for x, y, _ in spots]
+        taken += [((x, y), (u, v)) for (x, y, _), (u, v, _) in pairwise(spots)]
+        taken += [line for x, y, _ in spots for line in cross(x, y, 5)]
+        known = [(x, p.low, p.high) for x, _, p in spots if p.low is not None and p.high is not None]
+        taken += [((x, place(first, a)[1]), (x, place(first, b)[1])) for x, a, b in known if not log or a > 0]
         out += curve(chart, one, spots, lambda y: place(first, y)[1], log)
-    for value, label in chart.refs:
-        out.append(aside(label, place(first, value)[1], taken, top))
-    for mx, my, label in chart.marks:
+    for mx, my, _ in chart.marks:
         x, y = place(mx, my)
-        side, anchor = (-11, "end") if x > WIDTH / 2 else (11, "start")
+        taken += cross(x, y, 7)
         out.append(f'<circle class="target" cx="{x:.1f}" cy="{y:.1f}" r="7"/>')
         out.append(f'<circle class="bull" cx="{x:.1f}" cy="{y:.1f}" r="2.5"/>')
-        spot = f'x="{x + side:.1f}" y="{y + 4:.1f}" text-anchor="{anchor}"'
-        out.append(f'<text class="reflabel" {spot}>{escape(label)}</text>')
+    for value, label in chart.refs:
+        out.append(clear(label, along(place(first, value)[1]), taken, top))
+    for mx, my, label in chart.marks:
+        out.append(clear(label, around(*place(mx, my)), taken, top))
     return out
 
 
@@ -244,16 +255,55 @@ def sample(style: int) -> str:
     return f'<svg viewBox="0 0 34 12" class="s{style}" aria-hidden="true">{line}{mark(style, 17, 6)}</svg>'
 
 
-def aside(label: str, y: float, taken: Sequence[Spot], top: float) -> str:
-    """The name of a line across where the fewest points are: at its left or right end, above or below it."""
-    best, wide = (math.inf, 0.0, 0.0, ""), 7 * len(label)
-    for anchor, x in (("start", LEFT + 4.0), ("end", WIDTH - RIGHT - 4.0)):
-        for base in (y - 5, y + 14):
-            near = [px for px, py in taken if abs(py - base + 4) < 13]
-            crowd = sum(px > x - wide if anchor == "end" else px < x + wide for px in near)
-            out = 99 if base < top + 4 or base > HEIGHT - BOTTOM - 2 else 0
-            best = min(best, (crowd + out, x, base, anchor), key=lambda place: place[0])
-    return f'<text class="reflabel" x="{best[1]}" y="{best[2]:.1f}" text-anchor="{best[3]}">{escape(label)}</text>'
+def cross(x: float, y: float, r: float) -> list[Line]:
+    """A mark as two lines."""
+    return [((x - r, y), (x + r, y)), ((x, y - r), (x, y + r))]
+
+
+def along(y: float) -> list[Anchor]:
+    """Where the name of a line across may stand: above or below it, at its ends before anywhere between."""
+    ends = [(LEFT + 4.0, "start"), (WIDTH - RIGHT - 4.0, "end")]
+    between = [(LEFT + i * (WIDTH - LEFT - RIGHT) / 12, "middle") for i in range(2, 11)]
+    return [(x, base, anchor) for x, anchor in ends + between for base in (y - 5, y + 14)]
+
+
+def around(x: float, y: float) -> list[Anchor]:
+    """Where the name of a single point may stand: beside it, towards the middle first, above it, or below it."""
+    beside = [(x + 11, y + 4, "start"), (x - 11, y + 4, "end")]
+    return [*(beside[::-1] if x > WIDTH / 2 else beside), (x, y - 12, "middle"), (x, y + 20, "middle")]
+
+
+def clear(label: str, places: Sequence[Anchor], taken: list[Line], top: float) -> str:
+    """A label at the first of its places that the fewest lines cross; others then keep clear of it."""
+    wide = 6.6 * len(label)
+
+    def box(place: Anchor) -> Line:
+        left = place[0] - wide * ("start", "middle", "end").index(place[2]) / 2
+        return (left - 2, place[1] - 11), (left + wide + 2, place[1] + 4)
+
+    def crowd(place: Anchor) -> int:
+        (left, _), (right, _) = box(place)
+        out = left < LEFT or right > WIDTH or not top + 4 <= place[1] <= HEIGHT - BOTTOM - 2
+        return 99 * out + sum(meet(box(place), line) for line in taken)
+
+    x, y, anchor = best = min(places, key=crowd)
+    (left, high), (right, low) = box(best)
+    taken += [((left, level), (right, level)) for level in (high, y - 4, low)]
+    return f'<text class="reflabel" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(label)}</text>'
+
+
+def meet(box: Line, line: Line) -> bool:
+    """Does a line pass through a box, given by two corners?"""
+    enter, leave = 0.0, 1.0
+    for axis in (0, 1):
+        start, move = line[0][axis], line[1][axis] - line[0][axis]
+        if move == 0:
+            if not box[0][axis] <= start <= box[1][axis]:
+                return False
+            continue
+        ends = sorted(((box[0][axis] - start) / move, (box[1][axis] - start) / move))
+        enter, leave = max(enter, ends[0]), min(leave, ends[1])
+    return enter <= leave
 
 
 def joined(points: Iterable[Spot]) -> str:

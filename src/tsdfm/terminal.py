@@ -1,4 +1,7 @@
-"""How much a command says. Alone it says everything; as one stage of a pipeline only `say`, and `-v` shows the rest."""
+"""How much a command says, and how a text is shown.
+
+Alone a command says everything; as one stage of a pipeline only `say`, and `-v` shows the rest.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
+from unicodedata import category
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,3 +55,21 @@ def console(*, stderr: bool = False, width: int | None = None) -> Console:
     from rich.console import Console
 
     return Console(stderr=stderr, width=width, quiet=quiet())
+
+
+SAFE = "\n\t\u200c\u200d"  # lines, tabs, and what joins or parts letters within a word
+
+
+def visible(text: str) -> str:
+    """A text that cannot steer the terminal: its control characters are written as their escapes.
+
+    A model may write any byte, and a file may come from anybody. Escape, for one, begins the commands that clear the
+    screen or rename the window; others turn the direction of a line.
+
+    >>> print(visible("Mia\\x1b[2J has \\u202etwo\\r balls"))
+    Mia\\x1b[2J has \\u202etwo\\r balls
+    """
+    return "".join(
+        c if c in SAFE or category(c) not in ("Cc", "Cf", "Cs", "Zl", "Zp") else c.encode("unicode_escape").decode()
+        for c in text
+    )

@@ -16,7 +16,8 @@ import pytest
 from view_parts import END, HOSTILE, pipeline, way
 
 from tsdfm.report.page.build import build_page
-from tsdfm.samples.trajectory import Trajectory
+from tsdfm.samples.trajectory import Change, Row, Trajectory
+from tsdfm.terminal import visible
 from tsdfm.view.page import trajectory_page
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -61,7 +62,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 FRAME = """
-<!doctype html><html><body style="margin:0"><iframe style="width:{width}px;height:1600px;border:0"></iframe><script>
+<!doctype html><html><body style="margin:0"><iframe style="width:{width}px;height:{height}px;border:0"></iframe><script>
 const frame = document.querySelector("iframe"), outer = document.documentElement;
 frame.addEventListener("load", () => Object.assign(outer.dataset, frame.contentDocument.documentElement.dataset));
 frame.srcdoc = {text};
@@ -69,12 +70,16 @@ frame.srcdoc = {text};
 """
 
 
+def framed(text: str, width: int, height: int) -> str:
+    """A page in a frame of any size: a window of Chromium's is at least 500 pixels wide, and lower than it is told."""
+    page = FRAME.strip().replace("{width}", str(width)).replace("{height}", str(height))
+    return page.replace("{text}", json.dumps(text).replace("<", "\\u003c"))
+
+
 @pytest.mark.parametrize("width", [360, 390, 768])
 def test_nothing_sticks_out_on_a_phone(report: Path, home: Path, tmp_path: Path, width: int) -> None:
-    """In a frame, as a window of Chromium's is at least 500 pixels wide."""
-    text = json.dumps(report.read_text(encoding="utf-8")).replace("<", "\\u003c")
     page = tmp_path / "phone.html"
-    page.write_text(FRAME.strip().replace("{width}", str(width)).replace("{text}", text), encoding="utf-8")
+    page.write_text(framed(report.read_text(encoding="utf-8"), width, 1600), encoding="utf-8")
     told = root(dom(page, home, 1000))
     assert (told["ready"], told["errors"], told["width"], told["overflow"]) == ("1", "", str(width), "0")
 
@@ -127,7 +132,7 @@ document.documentElement.dataset.seen = JSON.stringify(seen);
 
 def states(made: Trajectory) -> list[str]:
     """The first text's states as the page writes them, told by Python."""
-    pieces = {**made.pieces, END: "¶", made.mask: "#"}
+    pieces = {token: visible(piece) for token, piece in made.pieces.items()} | {END: "¶", made.mask: "#"}
     return ["".join(pieces[token] for token in state.tokens[1:]) for state in made.rows[0].replay(made.mask)]
 
 
@@ -150,7 +155,7 @@ def test_the_player_shows_every_state(home: Path, tmp_path: Path, source: str) -
     ]
     assert seen[4] == seen[0]  # the slider goes back
     assert seen[5] == seen[1]  # and an arrow key on
-    assert HOSTILE in seen[0][0]["text"] or source == "mask"
+    assert visible(HOSTILE) in seen[0][0]["text"] or source == "mask"
 
 
 def test_play_runs_to_the_end_and_stops(home: Path, tmp_path: Path) -> None:
@@ -159,6 +164,110 @@ def test_play_runs_to_the_end_and_stops(home: Path, tmp_path: Path) -> None:
     begun, ended = (dom(page, home, 800, f"--virtual-time-budget={ms}") for ms in (100, 20_000))
     assert [re.search(r"step (\d) of 3, t = ", text)[1] for text in (begun, ended)] == ["0", "3"]
     assert [re.search(r'class="play">(\w+)<', text)[1] for text in (begun, ended)] == ["Pause", "Play"]
+
+
+def stands(document: str) -> tuple[str, str]:
+    """The step that the first player shows, and what its button says."""
+    said, button = re.search(r"<output[^>]*>step (\d)", document), re.search(r'class="play">(\w+)<', document)
+    assert said is not None
+    assert button is not None
+    return said[1], button[1]
+
+
+def test_it_plays_by_itself(home: Path, tmp_path: Path) -> None:
+    page = tmp_path / "itself.html"
+    page.write_text(trajectory_page([way()]), encoding="utf-8")
+    assert stands(dom(page, home, 800, "--virtual-time-budget=1000")) == ("1", "Pause")
+    assert stands(dom(page, home, 800, "--virtual-time-budget=20000")) == ("3", "Play")
+
+
+def test_it_does_not_play_by_itself_where_less_motion_is_asked_for(home: Path, tmp_path: Path) -> None:
+    page = tmp_path / "still.html"
+    page.write_text(trajectory_page([way()]), encoding="utf-8")
+    flags = ("--force-prefers-reduced-motion", "--virtual-time-budget=20000")
+    assert stands(dom(page, home, 800, *flags)) == ("2", "Play")  # halfway, where there is something to see
+
+
+def test_the_report_s_players_wait_until_they_are_seen(report: Path, home: Path) -> None:
+    assert stands(dom(report, home, 1280, "--virtual-time-budget=5000")) == ("0", "Play")  # far below the fold
+
+
+def long_way(method: str) -> Trajectory:
+    """256 tokens, more than a window shows, in two steps."""
+    start = (END, *[4] * 255)
+    steps = (
+        Change(0.0, 0.5, tuple((i, 1) for i in range(1, 128)), 0.5, 1.0),
+        Change(0.5, 0.5, tuple((i, 2) for i in range(100, 256)), 0.9, -1.0),
+    )
+    pieces = {1: " something", 2: " written", 4: " noise\x1b[2J"}
+    return way(method, steps=2, nfe=2, pieces=pieces, rows=(Row(start, (0,), steps, 4.0),))
+
+
+LAID = """
+const box = document.querySelector(".player"), seen = node => {
+  const {top, bottom} = node.getBoundingClientRect(); return top >= -1 && bottom <= innerHeight + 1; };
+const curves = () => [...box.querySelectorAll(".gauges")].map(seen), told = {first: curves()};
+scrollTo(0, box.getBoundingClientRect().top + scrollY);
+told.top = curves();
+scrollTo(0, box.getBoundingClientRect().bottom + scrollY - 200);
+told.controls = [...box.querySelectorAll(".controls > *")].map(seen);
+told.focusable = [...box.querySelectorAll(".text")].map(node => node.tabIndex);
+document.documentElement.dataset.told = JSON.stringify(told);
+"""
+
+
+@pytest.mark.parametrize(
+    ("methods", "width", "height", "first"), [(2, 1280, 800, 2), (4, 1280, 800, 4), (2, 390, 844, 1), (1, 360, 640, 1)]
+)
+def test_long_texts_leave_controls_and_curves_in_sight(
+    home: Path, tmp_path: Path, methods: int, width: int, height: int, first: int
+) -> None:
+    ways = [long_way(name) for name in ("teacher", "fs-dfm", "control", "ts-dfm")[:methods]]
+    page = tmp_path / "long.html"
+    page.write_text(framed(driven(trajectory_page(ways), LAID), width, height), encoding="utf-8")
+    about = root(dom(page, home, 1400))
+    assert (about["ready"], about["errors"], about["width"], about["overflow"]) == ("1", "", str(width), "0")
+    told = json.loads(about["told"])
+    assert told["first"].count(True) >= first  # when the page opens
+    assert told["top"] == [True] * methods  # with the player at the top of the window
+    assert told["controls"]
+    assert all(told["controls"])  # and at its lower end
+    assert told["focusable"] == [0] * methods  # a text that scrolls can be scrolled by keys
+
+
+KEYS = """
+const box = document.querySelector(".player"), seen = [];
+const look = () => seen.push([+box.querySelector("input").value, box.querySelector(".play").textContent]);
+const press = (key, node) => {
+  const event = new KeyboardEvent("keydown", {key, bubbles: true, cancelable: true});
+  node.dispatchEvent(event); look(); return event.defaultPrevented; };
+const grid = box.querySelector(".panels"), on = box.querySelectorAll("button")[2], pace = box.querySelector("select");
+const own = [press("ArrowRight", document.body), press("ArrowRight", on), press("ArrowLeft", grid), press("End", grid),
+  press("Home", grid), press(" ", document.body), press(" ", document.body),
+  press("End", document.body), press(" ", on), press("ArrowDown", pace)];
+document.documentElement.dataset.seen = JSON.stringify({seen, own});
+"""
+
+
+def test_keys_play_and_step_wherever_the_focus_is(home: Path, tmp_path: Path) -> None:
+    page = tmp_path / "keys.html"
+    page.write_text(driven(trajectory_page([way()]), KEYS), encoding="utf-8")
+    told = root(dom(page, home, 1000))
+    assert told["errors"] == ""
+    found = json.loads(told["seen"])
+    assert found["seen"][:5] == [[1, "Play"], [2, "Play"], [1, "Play"], [3, "Play"], [0, "Play"]]
+    assert found["seen"][5:] == [[0, "Pause"], *[[0, "Play"]] * 4]
+    assert found["own"] == [True] * 7 + [False] * 3  # the page's own End, and what a button or a list does by itself
+
+
+def test_signs_are_explained_and_control_characters_are_seen(home: Path, tmp_path: Path) -> None:
+    page = tmp_path / "signs.html"
+    page.write_text(trajectory_page([long_way("teacher")]), encoding="utf-8")
+    document = dom(page, home, 1000, "--force-prefers-reduced-motion")
+    assert '<span class="tok end">¶</span> end of the text' in document
+    assert "noise\\x1b[2J" in document
+    assert "\x1b" not in document
+    assert "lower is better" in document
 
 
 def test_an_error_would_be_noticed(home: Path, tmp_path: Path) -> None:

@@ -17,8 +17,9 @@ from tsdfm.errors import UserError
 from tsdfm.report.page.build import build_page
 from tsdfm.report.page.charts import curve, energy, frontier, navigation, quality, training
 from tsdfm.report.page.gather import MadeFolder, gather, styles_of
-from tsdfm.report.page.markup import clean, number, part, percent
+from tsdfm.report.page.markup import clean, data_text, number, part, percent
 from tsdfm.store.files import write_json
+from tsdfm.terminal import visible
 from tsdfm.view.page import trajectory_page
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
@@ -117,7 +118,9 @@ def test_hostile_text_stays_text(page: str) -> None:
     assert f"teacher says {HOSTILE}" in read.words
     assert HOSTILE in "".join(read.words)
     data = json.loads(read.scripts[0])
-    assert data["players"][0]["panels"][0]["pieces"]["4"] == HOSTILE
+    assert data["players"][0]["panels"][0]["pieces"]["4"] == visible(HOSTILE)
+    assert json.loads(data_text(HOSTILE)) == HOSTILE
+    assert not set("<>&\u2028") & set(data_text(HOSTILE))
     assert "<" not in read.scripts[0]
     assert page.count("<title>demo") == 1
 

@@ -10,7 +10,8 @@ from rich.text import Text
 from view_parts import HOSTILE, way
 
 from tsdfm.samples.trajectory import Trajectory
-from tsdfm.view.terminal import MASKED, NEW, NOISE, REPLACED, frames, paint, plain, replay, replay_all
+from tsdfm.terminal import visible
+from tsdfm.view.terminal import MASKED, NEW, NOISE, REPLACED, frames, paint, replay, replay_all
 
 
 def marked(text: Text, style: str) -> list[str]:
@@ -30,10 +31,38 @@ def test_states_are_painted_with_their_marks() -> None:
     assert marked(last, NOISE) == []  # at t = 1 nothing is noise any more
 
 
+STEERING = "\x1b[2J\x1b]0;owned\x07\r\x08\x7f\x9b1m\u202e\u2028"
+
+
+def test_control_characters_are_shown_and_letters_stay() -> None:
+    assert visible("a\x1b[2Jb\x07\u202e é\n\t\r") == "a\\x1b[2Jb\\x07\\u202e é\n\t\\r"
+    assert visible("\x00\x7f\x9b\u2028\U000e0041\ud800") == r"\x00\x7f\x9b\u2028\U000e0041\ud800"
+    kept = "Æ 中文 العربية \u00a0 👩\u200d👧 \ufffd [bold] \\"
+    assert visible(kept) == kept
+    assert visible(HOSTILE).startswith("</script><img")
+
+
 def test_noise_cannot_steer_the_terminal() -> None:
-    assert plain("a\x1b[2Jb\x07\u202e é\n") == "a·[2Jb·· é\n"
-    assert "\x1b" not in paint(way(pieces={4: "\x1b]0;owned\x07"}), way().rows[1], next(way().rows[1].replay())).plain
-    assert plain(HOSTILE).startswith("</script><img")
+    noisy = way(pieces={4: STEERING})
+    assert visible(STEERING) in paint(noisy, noisy.rows[1], next(noisy.rows[1].replay())).plain
+
+
+def test_nothing_in_a_file_can_steer_the_terminal() -> None:
+    """Its tokens, its names, and its seed, which a file may spell as it likes."""
+    given = {"source": f"mask{STEERING}", "guide": f"[red]{STEERING}", "pieces": dict.fromkeys(range(5), STEERING)}
+    ways = [way(name + STEERING, seed=STEERING, **given) for name in ("[bold]teacher", "ts-dfm")]
+    for width in (60, 400):
+        shown = show(ways, width)
+        assert all(letter == "\n" or letter.isprintable() for letter in shown)
+        assert r"\x1b[2J" in shown
+    assert "[bold]teacher" in show(ways, 400)  # a name is no markup either
+    assert "+ [red]" in show(ways, 400)
+
+
+def test_the_marks_are_explained() -> None:
+    for source, sign in (("uniform", "dim noise still"), ("mask", "░░░ masked")):
+        shown = show([way(source=source)], 120)
+        assert f"new written in this step   replaced written before   {sign}   ¶ end of the text" in shown
 
 
 def show(ways: list[Trajectory], width: int) -> str:

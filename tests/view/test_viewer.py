@@ -6,7 +6,9 @@ import http.client
 import json
 import threading
 import webbrowser
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from unicodedata import category
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ from tsdfm.compass.model import load_compass
 from tsdfm.errors import UserError
 from tsdfm.samples.trajectory import Trajectory
 from tsdfm.view.record import record_trajectories
-from tsdfm.view.serve import server_of
+from tsdfm.view.serve import hosts_of, server_of
 
 
 @pytest.fixture
@@ -135,23 +137,94 @@ def test_mistakes(
     assert said in capsys.readouterr().err
 
 
-def test_the_server_gives_the_page_to_this_machine_alone() -> None:
-    with server_of("<p>é</p>".encode(), 0) as server:
+@pytest.mark.parametrize("live", [[], ["--live"]])
+def test_a_model_cannot_steer_the_terminal(home: Path, live: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Of noise, a model of bytes writes any of them; what is given stands in every text."""
+    words = [
+        "sample",
+        str(home / "teacher-uniform"),
+        "--n",
+        "4",
+        "--steps",
+        "2",
+        "--prefix",
+        "\x1b[2J\x1b]0;owned\x07\r",
+    ]
+    assert main([*words, *live]) == 0
+    shown = capsys.readouterr()
+    assert r"\x1b[2J\x1b]0;owned\x07\r" in shown.out
+    assert not {c for c in shown.out + shown.err if c not in "\n\t" and category(c) in ("Cc", "Cf")}
+
+
+PAGE = "<p>é</p>".encode()
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Where the page is served."""
+    with server_of(PAGE, 0) as server:
         host, port = server.server_address[:2]
         assert host == "127.0.0.1"
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
-            for path, status, body in (
-                ("/", 200, "<p>é</p>".encode()),
-                ("/?x=1", 200, "<p>é</p>".encode()),
-                ("/../etc/passwd", 404, b"not found\n"),
-            ):
-                asked = http.client.HTTPConnection("127.0.0.1", int(port), timeout=600)
-                asked.request("GET", path)
-                answer = asked.getresponse()
-                assert (answer.status, answer.read()) == (status, body)
-                asked.close()
+            yield int(port)
         finally:
             server.shutdown()
-        with pytest.raises(UserError, match="choose another"):
-            server_of(b"", int(port))
+
+
+def answer(port: int, path: str = "/", hosts: Sequence[str] | None = None, method: str = "GET") -> tuple[int, bytes]:
+    """What the server says to these Host headers; none is what a browser sends."""
+    asked = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
+    asked.putrequest(method, path, skip_host=hosts is not None)
+    for host in hosts or ():
+        asked.putheader("Host", host.replace("PORT", str(port)))
+    asked.endheaders()
+    given = asked.getresponse()
+    body = given.read()
+    asked.close()
+    return given.status, body
+
+
+def test_the_server_gives_the_page_to_this_machine_alone(port: int) -> None:
+    assert answer(port) == (200, PAGE)
+    assert answer(port, "/?x=1") == (200, PAGE)
+    assert answer(port, "/../etc/passwd") == (404, b"not found\n")
+    with pytest.raises(UserError, match="choose another"):
+        server_of(b"", port)
+
+
+@pytest.mark.parametrize("host", ["localhost:PORT", "LocalHost:PORT", "127.0.0.1:PORT", "[::1]:PORT"])
+def test_the_server_knows_its_own_names(port: int, host: str) -> None:
+    assert answer(port, hosts=[host]) == (200, PAGE)
+    assert answer(port, hosts=[host], method="HEAD") == (200, b"")
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        ["evil.example:PORT"],
+        ["evil.example"],
+        ["localhost.evil.example:PORT"],
+        ["evil.example@127.0.0.1:PORT"],
+        ["127.0.0.1"],
+        ["localhost:1"],
+        ["127.0.0.1:PORT0"],
+        ["127.0.0.1:PORT, evil.example"],
+        ["127.0.0.1:PORT", "evil.example:PORT"],
+        [""],
+        [],
+    ],
+)
+def test_a_page_of_another_name_reads_nothing(port: int, hosts: list[str]) -> None:
+    """DNS rebinding: a site's own name turned to 127.0.0.1 reaches the server, with that name in its Host header."""
+    for path in ("/", "/index.html", "/nowhere"):
+        status, body = answer(port, path, hosts)
+        assert status == 403
+        assert PAGE not in body
+        assert b"forbidden: ask for http://127.0.0.1:" in body
+    assert answer(port, hosts=hosts, method="HEAD") == (403, b"")
+
+
+def test_a_browser_leaves_out_port_80() -> None:
+    assert "localhost" in hosts_of(80)
+    assert "localhost" not in hosts_of(8000)

@@ -11,6 +11,7 @@ from rich.console import Console
 from tsdfm.report.metrics.intervals import Estimate
 from tsdfm.report.rows import REAL, Plain, Row
 from tsdfm.report.table import ENTROPY, METHOD, SOURCE, Column, Table
+from tsdfm.terminal import visible
 
 MOST = 12  # rows of the table that a pipeline ends with
 
@@ -105,4 +106,4 @@ def texts_of(rows: Sequence[Row], most: int) -> list[str]:
         counts = sorted({row.steps for row in made if row.steps is not None})
         at = 8 if 8 in counts else counts[0]  # the paper's headline is at eight
         made = [row for row in made if row.steps == at and row.source == made[0].source][-most:]
-    return [f"{row.label}, {row.source} source, {row.steps} steps: {row.texts[0]}" for row in made]
+    return [visible(f"{row.label}, {row.source} source, {row.steps} steps: {row.texts[0]}") for row in made]

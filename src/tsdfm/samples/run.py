@@ -19,6 +19,7 @@ from tsdfm.samples.settings import SampleSettings
 from tsdfm.samples.trajectory import Trajectory
 from tsdfm.store.bundle import default_model
 from tsdfm.store.files import disk
+from tsdfm.terminal import visible
 
 
 def run(settings: SampleSettings, replay: Callable[[Trajectory, Console], None] | None = None) -> Samples:
@@ -44,7 +45,7 @@ def run(settings: SampleSettings, replay: Callable[[Trajectory, Console], None] 
         replay(samples.trajectory, console)
     for number, text in enumerate(samples.texts):
         console.rule(f"text {number}, seed {settings.seed}, {samples.nfe} passes", align="left", style="dim")
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        console.print(visible(text), markup=False, highlight=False, soft_wrap=True)
     guided = f"{samples.compass_calls:.0f} compass calls a text, " if samples.navigation else ""
     speed = samples.tokens.numel() / samples.seconds
     number = len(samples.texts)

@@ -11,7 +11,7 @@ from html import escape
 from tsdfm.report.page.gather import way_label
 from tsdfm.report.page.ways import END, UNKNOWN
 from tsdfm.samples.trajectory import Row, State, Trajectory
-from tsdfm.view.terminal import plain
+from tsdfm.terminal import visible
 
 COLUMNS, LINES = 76, 4  # letters of a line, and lines of each state
 LETTER, LINE, HEAD, EDGE = 7.83, 19, 26, 18  # pixels, at a letter size of 13
@@ -86,7 +86,7 @@ def _pieces(way: Trajectory, row: Row, state: State) -> Iterator[tuple[str, str]
         end = token == way.end_of_text
         if end and place == 0 and place in row.given:
             continue
-        piece = END if end else plain(way.pieces.get(token, UNKNOWN)).replace("\n", "⏎ ")
+        piece = END if end else visible(way.pieces.get(token, UNKNOWN)).replace("\n", "⏎ ")
         space = len(piece) - len(piece.lstrip(" "))
         kind = "kept"
         if place in state.new:

@@ -8,10 +8,20 @@ from typing import Any
 from tsdfm.errors import UserError
 
 HOST = "127.0.0.1"
+NAMES = ("localhost", HOST, "[::1]")  # what a browser may call this machine
+
+
+def hosts_of(port: int) -> frozenset[str]:
+    """The Host headers that are answered; a browser leaves out port 80."""
+    return frozenset(f"{name}:{port}" for name in NAMES) | frozenset(NAMES if port == 80 else ())
 
 
 def server_of(page: bytes, port: int) -> ThreadingHTTPServer:
-    """A server that knows this page and nothing else, not yet running; port 0 finds a free one."""
+    """A server that knows this page and nothing else, not yet running; port 0 finds a free one.
+
+    It answers only those who ask for this machine by its own name and port. Another site whose name has been turned to
+    127.0.0.1 (DNS rebinding) has its own name in the Host header, so its scripts cannot read the page.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         server_version, sys_version = "tsdfm", ""
@@ -23,15 +33,21 @@ def server_of(page: bytes, port: int) -> ThreadingHTTPServer:
             self._answer(body=False)
 
         def _answer(self, *, body: bool) -> None:
-            found = self.path.split("?")[0] in ("/", "/index.html")
-            content = page if found else b"not found\n"
-            self.send_response(200 if found else 404)
-            self.send_header("Content-Type", "text/html; charset=utf-8" if found else "text/plain")
+            status, content = self._found()
+            self.send_response(status)
+            self.send_header("Content-Type", "text/html; charset=utf-8" if status == 200 else "text/plain")
             self.send_header("Content-Length", str(len(content)))
             self.send_header("Cache-Control", "no-store")
             self.end_headers()
             if body:
                 self.wfile.write(content)
+
+        def _found(self) -> tuple[int, bytes]:
+            port = int(self.connection.getsockname()[1])
+            asked = [name.strip().lower() for name in self.headers.get_all("Host", [])]
+            if len(asked) != 1 or asked[0] not in hosts_of(port):
+                return 403, f"forbidden: ask for http://{HOST}:{port}/, through a tunnel by the same port\n".encode()
+            return (200, page) if self.path.split("?")[0] in ("/", "/index.html") else (404, b"not found\n")
 
         def log_message(self, *_: Any) -> None:
             """Say nothing for each request."""

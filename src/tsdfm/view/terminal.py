@@ -18,6 +18,7 @@ from rich.text import Text
 from tsdfm.report.page.gather import way_label
 from tsdfm.report.page.ways import END, UNKNOWN, players
 from tsdfm.samples.trajectory import Row, State, Trajectory
+from tsdfm.terminal import visible
 
 MASKED = "░░░ "
 NEW, REPLACED, NOISE, GIVEN = "bold underline green", "bold italic reverse yellow", "dim", "cyan"
@@ -34,7 +35,7 @@ def paint(trajectory: Trajectory, row: Row, state: State) -> Text:
         end = token == trajectory.end_of_text
         if end and position == 0 and position in held:  # the anchor before the text says nothing
             continue
-        piece = END if end else plain(trajectory.pieces.get(token, UNKNOWN))
+        piece = END if end else visible(trajectory.pieces.get(token, UNKNOWN))
         if position in state.new:
             style = NEW
         elif position in state.replaced:
@@ -49,11 +50,6 @@ def paint(trajectory: Trajectory, row: Row, state: State) -> Text:
     return out
 
 
-def plain(piece: str) -> str:
-    """A token that cannot steer the terminal: noise may hold any byte."""
-    return "".join(c if c.isprintable() or c == "\n" else "·" for c in piece)
-
-
 def panel(trajectory: Trajectory, row: Row, states: Sequence[State], now: float, text: int, texts: int) -> Panel:
     """One text of one method at one time."""
     index = max(i for i, state in enumerate(states) if state.time <= now + 1e-9)
@@ -65,7 +61,7 @@ def panel(trajectory: Trajectory, row: Row, states: Sequence[State], now: float,
     said += [f"energy {state.energy:.2f}"] if state.energy is not None else []
     said += [f"{len(state.new)} new, {len(state.replaced)} replaced"] if index else []
     body = Group(paint(trajectory, row, state), Text(", ".join(said), style="dim"))
-    return Panel(body, title=title, title_align="left")
+    return Panel(body, title=Text(visible(title)), title_align="left")
 
 
 def frames(group: Sequence[Trajectory], width: int) -> list[RenderableType]:
@@ -74,9 +70,10 @@ def frames(group: Sequence[Trajectory], width: int) -> list[RenderableType]:
     states = [[list(row.replay(way.mask)) for row in way.rows] for way in group]
     times = sorted({round(state.time, 9) for way in states for row in way for state in row})
     beside = width >= NARROWEST * len(group)
+    heading = Text(visible(f"{group[0].source} source, seed {group[0].seed}"), style="bold")
     out: list[RenderableType] = []
     for now in times:
-        lines: list[RenderableType] = [Text(f"{group[0].source} source, seed {group[0].seed}", style="bold")]
+        lines: list[RenderableType] = [heading, legend(group)]
         for text in range(texts):
             panels = [
                 panel(way, way.rows[text], of[text], now, text, texts) for way, of in zip(group, states, strict=True)
@@ -84,6 +81,14 @@ def frames(group: Sequence[Trajectory], width: int) -> list[RenderableType]:
             lines += [side_by_side(panels)] if beside and len(panels) > 1 else panels
         out.append(Group(*lines))
     return out
+
+
+def legend(group: Sequence[Trajectory]) -> Text:
+    """What the marks mean, of those that these trajectories can show."""
+    marks = [("new", NEW), (" written in this step   ", ""), ("replaced", REPLACED), (" written before   ", "")]
+    masked = any(way.mask is not None for way in group)
+    marks += [(MASKED.strip(), NOISE), (" masked", "")] if masked else [("dim", NOISE), (" noise still", "")]
+    return Text.assemble(*marks, (f"   {END}", NOISE), " end of the text")
 
 
 def side_by_side(panels: Sequence[Panel]) -> Table:

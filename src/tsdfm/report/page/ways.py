@@ -9,6 +9,7 @@ from tsdfm.report.page.gather import GLYPHS, way_label
 from tsdfm.report.rows import Plain
 from tsdfm.report.runs import rank
 from tsdfm.samples.trajectory import Row, State, Trajectory
+from tsdfm.terminal import visible
 
 END = "¶"
 UNKNOWN = "\ufffd"
@@ -37,7 +38,7 @@ def player_data(group: Sequence[Trajectory], styles: Mapping[str, int]) -> Plain
                 "steps": way.steps,
                 "mask": way.mask,
                 "end": way.end_of_text,
-                "pieces": way.pieces,
+                "pieces": {token: visible(piece) for token, piece in way.pieces.items()},
                 "rows": [row_data(row, way.mask) for row in way.rows],
             }
             for way in group
@@ -75,4 +76,4 @@ def finished(way: Trajectory) -> Iterator[tuple[str, State]]:
             kept.pop()
         while kept and kept[0] == way.end_of_text:
             kept.pop(0)
-        yield "".join(words.get(token) or way.pieces.get(token, UNKNOWN) for token in kept), last
+        yield "".join(words.get(token) or visible(way.pieces.get(token, UNKNOWN)) for token in kept), last

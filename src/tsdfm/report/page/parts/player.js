@@ -44,27 +44,30 @@ function spark(states, name, now, low, high) {
   return {picture, value: last && Math.abs(last.t - now) < 1 ? last[name] : null};
 }
 
+/** A player in its place. It plays by itself when it is first seen, but not for readers who asked for less motion. */
 function player(place) {
   const group = DATA.players[place.dataset.player], texts = Math.min(...group.panels.map(p => p.rows.length));
   const ways = group.panels.map(panel => panel.rows.map(row => unroll(row, panel.mask)));
   const times = [...new Set(ways.flatMap(way => way[0].map(s => s.t.toFixed(6))))].map(Number).sort((a, b) => a - b);
-  let text = 0, frame = 0, timer = null;
+  const last = times.length - 1, still = matchMedia("(prefers-reduced-motion: reduce)").matches;
+  const beat = Math.min(700, 12000 / times.length);  // milliseconds a frame: many steps should not take minutes
+  let text = 0, frame = still ? Math.ceil(last / 2) : 0, timer = null;  // halfway there is something to see
 
   const play = html("button", {type: "button", class: "play"}, "Play");
   const back = html("button", {type: "button", "aria-label": "One step back"}, "‹");
   const on = html("button", {type: "button", "aria-label": "One step on"}, "›");
-  const slide = html("input", {type: "range", min: 0, max: times.length - 1, step: 1, value: 0, "aria-label": "Step"});
+  const slide = html("input", {type: "range", min: 0, max: last, step: 1, value: 0, "aria-label": "Step"});
   const said = html("output", {"aria-live": "polite"});
-  const choice = html("select", {}, ...Array.from({length: texts}, (_, i) => html("option", {value: i}, `text ${i + 1}`)));
-  const pace = html("select", {}, ...[["slow", 1400], ["normal", 700], ["fast", 250]].map(([name, ms]) => html("option", {value: ms}, name)));
-  pace.value = "700";
-  const bar = html("div", {class: "controls", role: "group", "aria-label": `Player: ${place.dataset.title}`}, play, back, on, slide, said,
-    texts > 1 ? html("label", {}, "Show", choice) : null, html("label", {}, "Speed", pace));
+  const choice = html("select", {"aria-label": "Text"}, ...Array.from({length: texts}, (_, i) => html("option", {value: i}, `text ${i + 1}`)));
+  const pace = html("select", {"aria-label": "Speed"}, ...[["slow", 2], ["normal", 1], ["fast", .35]].map(([name, beats]) => html("option", {value: beats}, name)));
+  pace.value = "1";
+  const bar = html("div", {class: "controls", role: "group", "aria-label": `Player: ${place.dataset.title}`}, play, back, on,
+    slide, said, texts > 1 ? html("label", {}, html("span", {}, "Show"), choice) : null, html("label", {}, html("span", {}, "Speed"), pace));
 
   const panels = group.panels.map(panel => {
     const step = html("small"), body = html("p", {class: "text"}), gauges = html("div", {class: "gauges"});
     const name = html("span", {class: "method"}, html("span", {class: "glyph s" + panel.style, "aria-hidden": "true"}, panel.glyph), panel.name);
-    return {step, body, gauges, box: html("article", {class: "panel s" + panel.style, "aria-label": panel.name}, html("h4", {}, name, step), body, gauges)};
+    return {step, body, gauges, box: html("article", {class: "panel s" + panel.style, "aria-label": panel.name}, html("h4", {}, name, step), gauges, body)};
   });
 
   function show() {
@@ -76,11 +79,15 @@ function player(place) {
       panels[i].body.replaceChildren(paint(panel, panel.rows[text], acted || at === 0 ? state : {...state, fresh: new Set(), swapped: new Set()}));
       panels[i].gauges.replaceChildren(...gauges(states, now, panel.style));
     });
+    panels.forEach(({body}) => {
+      body.style.minHeight = `${body.offsetHeight}px`;  // what is below should not jump from frame to frame
+      if (body.scrollHeight > body.clientHeight + 1) body.tabIndex = 0; else body.removeAttribute("tabindex");
+    });
     slide.value = frame;
-    said.textContent = `step ${frame} of ${times.length - 1}, t = ${now.toFixed(3).replace(/\.?0+$/, "")}`;
+    said.textContent = `step ${frame} of ${last}, t = ${now.toFixed(3).replace(/\.?0+$/, "")}`;
     slide.setAttribute("aria-valuetext", said.textContent);
     back.disabled = frame === 0;
-    on.disabled = frame === times.length - 1;
+    on.disabled = frame === last;
   }
 
   function gauges(states, now, style) {
@@ -96,36 +103,65 @@ function player(place) {
     return out;
   }
 
-  function stop() { clearInterval(timer); timer = null; play.textContent = "Play"; said.setAttribute("aria-live", "polite"); }
-  function go(to) { frame = Math.max(0, Math.min(times.length - 1, to)); show(); }
+  /** Rows of panels that share the window: each text has its share of the height, and scrolls where it is longer. */
+  function fit() {
+    grid.style.setProperty("--rows", Math.ceil(panels.length / getComputedStyle(grid).gridTemplateColumns.split(" ").length));
+    panels.forEach(({body}) => { body.style.minHeight = ""; });
+    show();
+  }
+
+  function stop() { eye.disconnect(); clearInterval(timer); timer = null; play.textContent = "Play"; said.setAttribute("aria-live", "polite"); }
+  function go(to) { frame = Math.max(0, Math.min(last, to)); show(); }
   function start() {
-    if (frame === times.length - 1) frame = 0;
+    eye.disconnect();
+    if (frame === last) frame = 0;
     said.setAttribute("aria-live", "off");  // a reader should not hear every frame
     play.textContent = "Pause";
     show();
-    timer = setInterval(() => { go(frame + 1); if (frame === times.length - 1) stop(); }, +pace.value);
+    timer = setInterval(() => { go(frame + 1); if (frame === last) stop(); }, beat * pace.value);
   }
   play.addEventListener("click", () => timer ? stop() : start());
   back.addEventListener("click", () => { stop(); go(frame - 1); });
   on.addEventListener("click", () => { stop(); go(frame + 1); });
   slide.addEventListener("input", () => { stop(); go(+slide.value); });
-  choice.addEventListener("change", () => { text = +choice.value; show(); });
+  choice.addEventListener("change", () => { text = +choice.value; fit(); });
   pace.addEventListener("change", () => { if (timer) { stop(); start(); } });
-  place.addEventListener("keydown", event => {
-    if (event.target.matches("input, select, button")) return;
-    if (event.key === "ArrowRight") { stop(); go(frame + 1); } else if (event.key === "ArrowLeft") { stop(); go(frame - 1); }
-    else if (event.key === " ") play.click(); else return;
+  function press(event) {
+    const {key, target} = event, inside = target !== document.body;
+    if (event.altKey || event.ctrlKey || event.metaKey || target === choice || target === pace) return;
+    if (target === slide && key !== " " || target.matches("button") && key === " ") return;  // they know these keys themselves
+    if (key === " ") play.click(); else if (key === "ArrowRight") { stop(); go(frame + 1); } else if (key === "ArrowLeft") { stop(); go(frame - 1); }
+    else if (inside && key === "Home") { stop(); go(0); } else if (inside && key === "End") { stop(); go(last); } else return;
     event.preventDefault();
-  });
+  }
+  place.addEventListener("keydown", press);
 
   const masked = group.panels.some(p => p.mask !== null), given = group.panels.some(p => p.rows[0].given.length > 1);
-  const key = html("p", {class: "key"}, html("span", {}, html("span", {class: "tok new"}, "new"), " written in this step"),
-    html("span", {}, html("span", {class: "tok swap"}, "replaced"), " written before, changed now"),
-    masked ? html("span", {}, html("span", {class: "tok mask"}), " still masked") : html("span", {}, html("span", {class: "tok noise"}, "grey"), " noise, not touched yet"),
-    given ? html("span", {}, html("span", {class: "tok given"}, "dashed"), " given") : null);
-  const grid = html("div", {class: "panels", tabindex: "0", role: "group", "aria-label": "Texts; arrow keys step, space plays"}, ...panels.map(p => p.box));
+  const odd = group.panels.some(p => Object.values(p.pieces).some(piece => piece.includes("\ufffd")));
+  const judged = ways.some(way => way[0].some(s => s.energy !== null && s.energy !== undefined));
+  const key = html("p", {class: "key"}, ...[["new", "new", " written in this step"], ["swap", "replaced", " written before, changed now"],
+    masked ? ["mask", "", " still masked"] : ["noise", "grey", " noise, not touched yet"], given ? ["given", "dashed", " given"] : null,
+    ["end", "¶", " end of the text"], odd ? ["", "\ufffd", " bytes that are no letter by themselves"] : null,
+  ].filter(Boolean).map(([mark, sign, means]) => html("span", {}, html("span", {class: "tok " + mark}, sign), means)),
+    judged ? html("span", {}, "energy: the compass\u2019s, lower is better") : null,
+    html("span", {class: "keys"}, html("kbd", {}, "space"), " plays, ", html("kbd", {}, "←"), " ", html("kbd", {}, "→"), " step"));
+  const grid = html("div", {class: group.panels[0].rows[0].start.length > 100 ? "panels long" : "panels", tabindex: "0", role: "group", "aria-label": "Texts; space plays, arrow keys step, Home and End go to the ends"}, ...panels.map(p => p.box));
   place.replaceChildren(bar, grid, key);
-  frame = place.dataset.start === "noise" ? 0 : Math.ceil((times.length - 1) / 2);  // halfway there is something to see
-  show();
-  addEventListener("beforeprint", () => { stop(); go(times.length - 1); });
+  const eye = new IntersectionObserver(seen => {
+    const {intersectionRatio, intersectionRect} = seen[seen.length - 1];
+    if (intersectionRatio >= .5 || intersectionRect.height >= innerHeight / 3) start();
+  }, {threshold: [.1, .2, .3, .4, .5]});
+  if (!still) eye.observe(place);
+  fit();
+  addEventListener("resize", fit);
+  addEventListener("beforeprint", () => { stop(); go(last); });
+  return {place, press};
+}
+
+/** Keys pressed while nothing has the focus are for the player nearest to the middle of the window. */
+function keysOfThePage(all) {
+  const off = ({place}) => { const {top, bottom} = place.getBoundingClientRect(); return Math.abs((top + bottom - innerHeight) / 2); };
+  addEventListener("keydown", event => {
+    if (event.target === document.body) all.reduce((near, one) => off(one) < off(near) ? one : near).press(event);
+  });
 }
