@@ -31,7 +31,7 @@ class Recorder(types.ModuleType):
         self.ended: list[int] = []
         self.id = "abc"
 
-    def Settings(self, **given: Any) -> dict[str, Any]:  # noqa: N802 (its name there)
+    def Settings(self, **given: Any) -> dict[str, Any]:
         return given
 
     def init(self, **given: Any) -> Recorder:
