@@ -12,7 +12,17 @@ import pytest
 import tsdfm
 
 HEAVY = ("torch", "numpy", "safetensors", "tokenizers", "rich", "transformers")
-EXTRAS = ("datasets", "huggingface_hub", "pyarrow", "zstandard", "tensorboard", "pandas", "triton", "hypothesis")
+EXTRAS = (
+    "datasets",
+    "huggingface_hub",
+    "pyarrow",
+    "zstandard",
+    "tensorboard",
+    "wandb",
+    "pandas",
+    "triton",
+    "hypothesis",
+)
 
 
 def modules_after(code: str) -> set[str]:

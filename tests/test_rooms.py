@@ -35,6 +35,7 @@ ROOMS = (
     "pipeline",
     "doctor",
     "cli",
+    "completion",  # of what the command line takes
 )
 FRONT = ("__init__", "__main__")  # the doors of the house: they may import any room
 

@@ -241,6 +241,13 @@ VERBS = {
         positional="recipe",
         epilog="tsdfm doctor uniform_170m",
     ),
+    "completion": Verb(
+        "tsdfm.completion.settings:CompletionSettings",
+        "tsdfm.completion.run:run",
+        "print a script by which bash, zsh or fish completes commands",
+        positional="shell",
+        epilog='eval "$(tsdfm completion bash)"',
+    ),
 }
 
 
@@ -283,13 +290,18 @@ def _main(words: list[str]) -> int:
         return 0
     if words[0] in ("train", "student"):
         return train(words[1:]) if words[0] == "train" else train_student(words[1:])
-    size = 2 if " ".join(words[:2]) in VERBS else 1
-    name = " ".join(words[:size])
+    name, rest = command(words)
     if name not in VERBS:
         raise UserError(f"unknown command {name!r}{nearest(name, VERBS)}")
-    settings = read(name, VERBS[name], words[size:])
+    settings = read(name, VERBS[name], rest)  # help and mistakes are told before anything heavy is loaded
     load(VERBS[name].run)(settings)
     return 0
+
+
+def command(words: list[str]) -> tuple[str, list[str]]:
+    """The command that the words begin with, of two words where there is one, and what follows it."""
+    size = 2 if " ".join(words[:2]) in VERBS else 1
+    return " ".join(words[:size]), words[size:]
 
 
 def train(words: list[str]) -> int:
@@ -300,11 +312,19 @@ def train(words: list[str]) -> int:
         lines = [f"  {name:<12} {method(name).help}" for name in names()]
         print("\n".join(["usage: tsdfm train METHOD [settings]", "", *lines, "", VERBS["train"].epilog]))
         return 0
-    chosen = method(words[0])
-    place = type(chosen).__module__
-    verb = Verb(f"{place}:METHOD.settings", f"{place}:METHOD.train", chosen.help, section=chosen.name)
-    chosen.train(read(f"train {chosen.name}", verb, words[1:]))
+    verb = method_verb(words[0])
+    settings = read(f"train {words[0]}", verb, words[1:])
+    load(verb.run)(settings)
     return 0
+
+
+def method_verb(name: str) -> Verb:
+    """What `train NAME` reads and runs."""
+    from tsdfm.methods import method
+
+    chosen = method(name)
+    place = type(chosen).__module__
+    return Verb(f"{place}:METHOD.settings", f"{place}:METHOD.train", chosen.help, section=chosen.name)
 
 
 def train_student(words: list[str]) -> int:

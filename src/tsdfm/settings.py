@@ -36,6 +36,10 @@ Name = Annotated[str, "a name"]
 
 Where all names are known beforehand, a `Literal` says which, and its lists are parted in the same way.
 """
+RecipeName = Annotated[str, "a recipe"]
+"""A recipe that comes with tsdfm, or the path of a file."""
+ModelPath = Annotated[Path, "a model"]
+"""A run, a checkpoint or a bundle: its path, or the name of a shipped model."""
 
 
 def option(default: T, help: str) -> T:
@@ -102,7 +106,8 @@ def _items(value: Any, kind: Any) -> Any:
     Numbers and names (`Name`, `Literal`) are parted; text and paths are not: they may have commas of their own.
     """
     words = [value] if isinstance(value, str) else value
-    if kind in (str, Path) or not isinstance(words, Sequence) or not all(isinstance(word, str) for word in words):
+    whole = kind in (str, Path, ModelPath) or not isinstance(words, Sequence)
+    if whole or not all(isinstance(word, str) for word in words):
         return words
     return [item.strip() for word in words for item in word.split(",")]
 
@@ -230,13 +235,19 @@ def add_flags(parser: argparse.ArgumentParser, cls: type) -> None:
 
 def switches(cls: type) -> set[str]:
     """The flags of `cls` that are on or off."""
-    return {f"--{name.replace('_', '-')}" for _, fields in _groups(cls) for name, kind, *_ in fields if kind is bool}
+    return {f"--{name.replace('_', '-')}" for name, kind, *_ in flags_of(cls) if kind is bool}
+
+
+def flags_of(cls: type) -> Iterator[tuple[str, Any, Any, str]]:
+    """(dotted name, type, default, help) of every setting of `cls` that has a flag."""
+    for _, fields in _groups(cls):
+        yield from fields
 
 
 def flag_values(found: Mapping[str, Any], cls: type) -> dict[str, Any]:
     """The flags that were given, as the nested plain values `build` takes."""
     out: dict[str, Any] = {}
-    names = {name for _, fields in _groups(cls) for name, *_ in fields}
+    names = {name for name, *_ in flags_of(cls)}
     for name in names & set(found):
         *path, last = name.split(".")
         table = out

@@ -11,7 +11,7 @@ from typing import Literal
 from tsdfm.engine.settings import LoopSettings, OptimSettings
 from tsdfm.errors import UserError
 from tsdfm.nn.settings import NetSettings, Shape
-from tsdfm.settings import option, required
+from tsdfm.settings import ModelPath, option, required
 
 
 def pairs(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -126,7 +126,9 @@ class NegativeSettings:
 class RatioSettings:
     """The objective `ratio`: the true x_{t+h} against jumps of a model from the same x_t."""
 
-    proposer: Path | None = option(None, "the student or teacher whose jumps are the negatives; none is the teacher")
+    proposer: ModelPath | None = option(
+        None, "the student or teacher whose jumps are the negatives; none is the teacher"
+    )
     n: int = option(3, "jumps to tell the true state from")
     levels: tuple[float, ...] = option((0.25, 0.125, 0.0625, 0.03125), "step sizes h")
     t_min: float = option(0.2, "earliest time t of the state that is jumped from")
@@ -149,7 +151,7 @@ class CompassSettings:
     START = "compass"  # which of a bundle's models its folder means in init_from
 
     tokens: Path = required("the tokens folder to train on")
-    teacher: Path = required("the teacher's run: gives source and schedule, and makes the velocity_step negatives")
+    teacher: ModelPath = required("the teacher's run: gives source and schedule, and makes the velocity_step negatives")
     out: Path = required("folder for the run")
     objective: Literal["nce", "ratio"] = option("nce", "the paper's, or the true next state against a model's jumps")
     negatives: int = option(12, "negatives of each positive (objective nce)")
@@ -162,7 +164,7 @@ class CompassSettings:
     clean: float = option(0.1, "share of positives that are the clean text, t = 1")
     eval_rows: int = option(256, "held-out rows of an evaluation")
     init: Literal["fresh", "teacher"] = option("fresh", "start from random weights, or the teacher's lower blocks")
-    init_from: Path | None = option(
+    init_from: ModelPath | None = option(
         None, "start from the compass of this run, checkpoint or bundle (a new run, not a resume)"
     )
     resume: bool = option(False, "go on from the newest checkpoint in --out")
@@ -185,9 +187,9 @@ class CompassSettings:
 class ValidateSettings:
     """Examine a compass on held-out rows, as the paper's appendix does; writes into the compass's run folder."""
 
-    compass: Path = required("the compass's run folder, or one of its checkpoints")
+    compass: ModelPath = required("the compass's run folder, or one of its checkpoints")
     tokens: Path | None = option(None, "the tokens folder; none is the one it was trained on")
-    teacher: Path | None = option(None, "the teacher for velocity_step; none is the one it was trained with")
+    teacher: ModelPath | None = option(None, "the teacher for velocity_step; none is the one it was trained with")
     rows: int = option(200, "held-out rows whose energy is followed over time")
     times: int = option(20, "random times of each of those rows, besides t = 1")
     pairs: int = option(1130, "pairs of a state and its corruption for each strategy")

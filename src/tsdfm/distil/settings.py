@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from tsdfm.engine.settings import LoopSettings, OptimSettings
 from tsdfm.errors import UserError
-from tsdfm.settings import option, required
+from tsdfm.settings import ModelPath, option, required
 
 LEVELS = 11
 """Step sizes h = 2^0 … 2^−10."""
@@ -88,9 +88,11 @@ class StudentSettings:
     START: ClassVar[str] = "student"  # which of a bundle's models its folder means in init_from
 
     tokens: Path = required("the tokens folder to train on")
-    init_from: Path = required("run, checkpoint or bundle to start from: a teacher (DFM init) or a student (FS-DFM)")
+    init_from: ModelPath = required(
+        "run, checkpoint or bundle to start from: a teacher (DFM init) or a student (FS-DFM)"
+    )
     out: Path = required("folder for the run")
-    teacher: Path | None = option(None, "the frozen teacher, for target teacher; none is init_from if that is one")
+    teacher: ModelPath | None = option(None, "the frozen teacher, for target teacher; none is init_from if that is one")
     name: str | None = option(None, "what the model is called in samples and tables; none is the method's own word")
     target: Literal["data", "teacher"] = option("data", "what the smallest step learns from")
     estimator: Literal["rk4", "heun", "euler"] = option("rk4", "how the larger steps' target is made")

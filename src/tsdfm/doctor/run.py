@@ -24,7 +24,7 @@ from tsdfm.recipes.trainers import kind
 from tsdfm.tokens.settings import TokensSettings
 
 NEEDED = ("torch", "numpy", "safetensors", "tokenizers", "rich")
-EXTRAS = {"hub": "datasets", "parquet": "pyarrow", "zstd": "zstandard", "tensorboard": "tensorboard"}
+EXTRAS = {"hub": "datasets", "parquet": "pyarrow", "zstd": "zstandard", "tensorboard": "tensorboard", "wandb": "wandb"}
 
 
 def run(settings: DoctorSettings) -> None:

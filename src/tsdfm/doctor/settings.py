@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tsdfm.settings import option
+from tsdfm.settings import RecipeName, option
 
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorSettings:
     """What to look at."""
 
-    recipe: str | None = option(None, "also say what this recipe needs")
+    recipe: RecipeName | None = option(None, "also say what this recipe needs")

@@ -1,4 +1,4 @@
-"""What a run says: `metrics.jsonl` for machines, a progress display or plain lines for people, TensorBoard if asked."""
+"""What a run says: `metrics.jsonl` for machines, a display or plain lines for people; if asked, TensorBoard and W&B."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from tsdfm import terminal
+from tsdfm.engine.wandb import WandbRun
 from tsdfm.errors import UserError
 from tsdfm.store.files import disk
 
@@ -159,16 +160,16 @@ class Display:
 class Log:
     """All of them together; on processes other than the first, none of them."""
 
-    def __init__(self, run: Path, *, step: int, steps: int, tensorboard: bool, main: bool) -> None:
-        self._sinks: list[Metrics | Board] = []
+    def __init__(self, run: Path, *, step: int, steps: int, tensorboard: bool, wandb: bool, main: bool) -> None:
+        self._sinks: list[Metrics | Board | WandbRun] = []
         self._display: Display | None = None
         if main:
             board = [Board(run, step)] if tensorboard else []
-            self._sinks = [Metrics(run, step), *board]
+            self._sinks = [Metrics(run, step), *board, *([WandbRun(run, step)] if wandb else [])]
             self._display = Display(steps, step)
 
     def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
-        """Values of a step to the metrics file and, if asked for, to TensorBoard."""
+        """Values of a step to the metrics file and, if asked for, to TensorBoard and W&B."""
         for sink in self._sinks:
             sink.write(step, kind, values)
 

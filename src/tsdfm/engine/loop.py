@@ -188,7 +188,7 @@ class TrainingRun:
         """Say what is starting, in the folder and to the user."""
         out, step, steps = self.store.folder.parent, self.done.step, self.loop.steps
         self.world.on_main(lambda: write_json(out / MANIFEST, {**self.manifest, "finished": False}))
-        log = partial(Log, out, step=step, steps=steps, tensorboard=self.loop.tensorboard)
+        log = partial(Log, out, step=step, steps=steps, tensorboard=self.loop.tensorboard, wandb=self.loop.wandb)
         self.log = self.world.on_main(lambda: log(main=True)) or log(main=False)
         if self.optim.warmup >= steps:
             self.log.say(

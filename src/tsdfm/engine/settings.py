@@ -29,6 +29,7 @@ class LoopSettings:
     best: str = option("elbo", "metric of the evaluation that names the best checkpoint, lower is better")
     max_bad: int = option(20, "stop after this many non-finite gradients in a row")
     tensorboard: bool = option(False, "also write TensorBoard files (needs the extra)")
+    wandb: bool = option(False, "also send metrics and settings to Weights & Biases (needs the extra)")
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "log_every", "keep", "max_bad"):

@@ -15,7 +15,7 @@ from tsdfm.distil.beyond.settings import RefreshSettings
 from tsdfm.distil.settings import NavigateSettings, Navigation, StudentSettings
 from tsdfm.errors import UserError
 from tsdfm.methods import StudentMethod
-from tsdfm.settings import option
+from tsdfm.settings import ModelPath, option
 
 if TYPE_CHECKING:
     from tsdfm.distil.navigated import NavigatedChain
@@ -28,7 +28,7 @@ class TSDFMSettings(StudentSettings):
     """TS-DFM: a few-step model distilled from a teacher or from FS-DFM, by midpoints that a compass chose."""
 
     policy: Navigation = option("sequence-to-token", "how midpoints are made: candidates, refinement, or both")
-    compass: Path | None = option(None, "the compass's run; selector random does without")
+    compass: ModelPath | None = option(None, "the compass's run; selector random does without")
     probe_every: int = option(50, "steps between comparisons of blind and navigated energies; 0 never")
     navigate: NavigateSettings = option(NavigateSettings(), "navigation")
     refresh: RefreshSettings = option(RefreshSettings(), "a compass that keeps up with the student")

@@ -15,8 +15,8 @@ from tsdfm.store.files import read_json
 from tsdfm.store.manifest import NAME as MANIFEST
 from tsdfm.store.manifest import input_sha256, read_manifest
 
-PLACES = ("out", "tokens", "teacher", "init_from", "compass", "proposer", "resume")
-"""Settings that say where things lie or how a run was started, not what is made."""
+PLACES = ("out", "tokens", "teacher", "init_from", "compass", "proposer", "resume", "tensorboard", "wandb")
+"""Settings that say where things lie, how a run was started or who is told of it, not what is made."""
 
 
 def train(stage: Callable[[Any], Path], settings: Any, title: str, method: str | None = None) -> Path:

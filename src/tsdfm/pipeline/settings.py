@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tsdfm.errors import UserError
-from tsdfm.settings import option, required
+from tsdfm.settings import RecipeName, option, required
 
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineSettings:
     """Which recipe to run, and where."""
 
-    recipe: str = required("a recipe that comes with tsdfm, or a TOML file")
+    recipe: RecipeName = required("a recipe that comes with tsdfm, or a TOML file")
     out: Path = option(Path("runs/demo"), "folder for everything it makes")
     set: tuple[str, ...] = option((), "override a setting, as in teacher.loop.steps=100; may be given many times")
     verbose: bool = option(False, "show all that the stages have to say, not a line or two of each (also -v)")

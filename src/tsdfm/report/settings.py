@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from tsdfm.distil.settings import NavigateSettings, PolicyName
 from tsdfm.errors import UserError
 from tsdfm.samples.defaults import JUMP
-from tsdfm.settings import Name, option, required
+from tsdfm.settings import ModelPath, Name, option, required
 
 if TYPE_CHECKING:
     from tsdfm.report.runs import TrainedRun
@@ -66,7 +66,7 @@ class MeasureSettings:
 class ReportSettings:
     """Which runs a table is about, and how its texts are made and judged. What is none is as the runs were measured."""
 
-    runs: tuple[Path, ...] = required("a pipeline's folder, run folders, or a shipped model's name")
+    runs: tuple[ModelPath, ...] = required("a pipeline's folder, run folders, or a shipped model's name")
     out: Path | None = option(None, "folder of the report; none is `report` beside the runs")
     tokens: Path | None = option(None, "the tokens folder, for held-out text; none finds it")
     samples: int | None = option(None, "texts for each figure; none is what the runs were measured with, or 64")
@@ -137,7 +137,7 @@ class GuidedSettings(ReportSettings):
 
     method: str = option("fs-dfm", "the student to be guided (any student, or a teacher, where there is no such run)")
     samples: int | None = option(None, "texts for each figure; none is as the runs were measured, but at most 32")
-    compass: Path | None = option(None, "the compass; none finds that of the model's source")
+    compass: ModelPath | None = option(None, "the compass; none finds that of the model's source")
     navigate: NavigateSettings = option(NavigateSettings(), "navigation")
 
 

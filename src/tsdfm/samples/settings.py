@@ -8,14 +8,14 @@ from typing import Literal
 
 from tsdfm.distil.settings import NavigateSettings, PolicyName
 from tsdfm.samples.defaults import JUMP
-from tsdfm.settings import option
+from tsdfm.settings import ModelPath, option
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleSettings:
     """Write texts with a trained model."""
 
-    model: Path | None = option(None, "run folder, checkpoint, bundle or shipped name; none: the shipped model")
+    model: ModelPath | None = option(None, "run folder, checkpoint, bundle or shipped name; none: the shipped model")
     n: int | None = option(None, "texts to write; none: 4, or what a shipped model asks for")
     steps: int | None = option(None, "network passes for each text; none: 16, or what a shipped model asks for")
     seed: int = option(0, "text i depends on the seed and i alone")
@@ -27,7 +27,7 @@ class SampleSettings:
     top_p: float = option(1.0, "keep the most likely tokens up to this share of the probability")
     jump: str = option("auto", JUMP)
     guide: PolicyName = option("blind", "navigate every step by a compass: sequence, token or sequence-to-token")
-    compass: Path | None = option(
+    compass: ModelPath | None = option(
         None, "a compass's run or bundle, for --guide (none: the shipped model's own) or a trajectory's energies"
     )
     weights: Literal["ema", "model"] = option("ema", "averaged or plain weights")

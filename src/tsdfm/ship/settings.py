@@ -8,7 +8,7 @@ from typing import Literal
 
 from tsdfm.errors import UserError
 from tsdfm.samples.defaults import SampleDefaults
-from tsdfm.settings import option, required
+from tsdfm.settings import ModelPath, option, required
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,9 +19,9 @@ class ShipSettings:
     compass, or of the checkpoint that is named instead of a run.
     """
 
-    student: Path = required("run, checkpoint or bundle of the student")
-    teacher: Path | None = option(None, "run, checkpoint or bundle of its teacher, to be shipped with it")
-    compass: Path | None = option(None, "run, checkpoint or bundle of its compass, to be shipped with it")
+    student: ModelPath = required("run, checkpoint or bundle of the student")
+    teacher: ModelPath | None = option(None, "run, checkpoint or bundle of its teacher, to be shipped with it")
+    compass: ModelPath | None = option(None, "run, checkpoint or bundle of its compass, to be shipped with it")
     name: str = required("what the bundle is called: letters, digits, dots and dashes")
     out: Path = required("folder to write; a bundle that is there is replaced once the new one is complete")
     weights: Literal["coded", "int8", "bf16"] = option("coded", "how large matrices are stored")
@@ -42,4 +42,4 @@ class ShipSettings:
 class CardSettings:
     """Print the card of a bundle: what its models are, what they learned from, and what they are not good for."""
 
-    model: Path | None = option(None, "a bundle's folder or a shipped name; none: the shipped model")
+    model: ModelPath | None = option(None, "a bundle's folder or a shipped name; none: the shipped model")

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from tsdfm.engine.settings import LoopSettings, OptimSettings
 from tsdfm.errors import UserError
 from tsdfm.nn.settings import NetSettings
-from tsdfm.settings import option, required
+from tsdfm.settings import ModelPath, option, required
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class TeacherSettings:
     schedule: str = option("poly:1", "κ(t): poly:N is t^N, or cosine")
     eval_rows: int = option(256, "held-out rows of an evaluation")
     eval_times: int = option(8, "times at which each held-out row is looked at for the bound")
-    init_from: Path | None = option(
+    init_from: ModelPath | None = option(
         None, "start from the weights of this run, checkpoint or bundle (a new run, not a resume)"
     )
     resume: bool = option(False, "go on from the newest checkpoint in --out")

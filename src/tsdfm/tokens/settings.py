@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from tsdfm.errors import UserError
-from tsdfm.settings import option, required
+from tsdfm.settings import ModelPath, option, required
 
 Layout = Literal["packed", "document"]
 SMALLEST_BPE = 257  # every byte and end-of-text
@@ -21,7 +21,7 @@ class TokensSettings:
     out: Path = required("folder for the tokens")
     tokenizer: Literal["bpe", "byte", "gpt2"] = option("bpe", "byte-level BPE trained on the corpus, bytes, or GPT-2's")
     vocab_size: int = option(8192, "tokens of a BPE trained here, end-of-text among them")
-    tokenizer_files: Path | None = option(
+    tokenizer_files: ModelPath | None = option(
         None,
         "bpe: a tokens folder, or a shipped name, whose tokenizer to use again; gpt2: a folder "
         "with encoder.json and vocab.bpe",

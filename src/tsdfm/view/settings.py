@@ -6,21 +6,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tsdfm.errors import UserError
-from tsdfm.settings import option
+from tsdfm.settings import ModelPath, option
 
 
 @dataclass(frozen=True, kw_only=True)
 class ViewSettings:
     """Watch texts come to be, method beside method, in the browser or in the terminal."""
 
-    paths: tuple[Path, ...] = option(
+    paths: tuple[ModelPath, ...] = option(
         (), "pipeline folder, run folders, bundles or trajectory files; empty: the shipped models"
     )
     sample: bool = option(False, "sample a pipeline's models afresh, also where recorded trajectories lie")
     steps: int = option(8, "network passes, when models are sampled")
     n: int = option(3, "texts, when models are sampled")
     seed: int = option(0, "seed; the same noise for every model of a source")
-    compass: Path | None = option(
+    compass: ModelPath | None = option(
         None, "score every state by this compass, when models are sampled; a bundle has its own"
     )
     out: Path | None = option(None, "write the page to this file; none is a file in the temporary folder")

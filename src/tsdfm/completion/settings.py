@@ -1,0 +1,16 @@
+"""The settings of `tsdfm completion`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tsdfm.settings import option, required
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompletionSettings:
+    """Print the script by which a shell completes commands."""
+
+    shell: Literal["bash", "zsh", "fish"] = required("the shell")
+    words: tuple[str, ...] = option((), "what the script gives at every Tab: the words so far, each after a colon")
