@@ -7,8 +7,10 @@ import io
 import pytest
 from rich.console import Console
 from rich.text import Text
-from view_parts import HOSTILE, way
+from view_parts import HOSTILE, row, way
 
+from tsdfm.report.rows import Row
+from tsdfm.report.summary import texts_of
 from tsdfm.samples.trajectory import Trajectory
 from tsdfm.terminal import visible
 from tsdfm.view.terminal import MASKED, NEW, NOISE, REPLACED, frames, paint, replay, replay_all
@@ -57,6 +59,11 @@ def test_nothing_in_a_file_can_steer_the_terminal() -> None:
         assert r"\x1b[2J" in shown
     assert "[bold]teacher" in show(ways, 400)  # a name is no markup either
     assert "+ [red]" in show(ways, 400)
+
+
+def test_texts_at_the_end_of_a_pipeline_cannot_steer_the_terminal() -> None:
+    made = Row.read(row("teacher", "mask", 8, 0.5, texts=[STEERING]))
+    assert texts_of([made], 3) == [f"teacher, mask source, 8 steps: {visible(STEERING)}"]
 
 
 def test_the_marks_are_explained() -> None:
