@@ -58,12 +58,13 @@ def test_the_loss_by_hand() -> None:
 
 def test_fused_is_plain() -> None:
     """head(hidden) in chunks, and by the kernels, gives the loss of whole logits."""
-    head = torch.nn.Linear(6, V)
-    hidden = torch.randn(4, 9, 6, generator=torch.Generator().manual_seed(1))
+    device = "cuda" if torch.cuda.is_available() else "cpu"  # there the kernels run for real, here by the interpreter
+    head = torch.nn.Linear(6, V).to(device)
+    hidden = torch.randn(4, 9, 6, generator=torch.Generator().manual_seed(1)).to(device)
     loss = MDLMLoss(Cosine(), SOURCE)
-    t = TIMES.clamp(max=0.9)
-    whole = loss.plain(head(hidden), X_1, X_T, t)
-    objective, weight = loss.fused(X_1, X_T, t)
+    x_1, x_t, t = (x.to(device) for x in (X_1, X_T, TIMES.clamp(max=0.9)))
+    whole = loss.plain(head(hidden), x_1, x_t, t)
+    objective, weight = loss.fused(x_1, x_t, t)
     scale = (weight / X_1.numel()).expand(-1, 9).flatten()
     for forced in (False, True):
         with kernels.forced() if forced else kernels.without():
