@@ -323,6 +323,8 @@ def method_verb(name: str) -> Verb:
     from tsdfm.methods import method
 
     chosen = method(name)
+    if not chosen.trains:
+        chosen.train(None)  # which says what it is instead
     place = type(chosen).__module__
     return Verb(f"{place}:METHOD.settings", f"{place}:METHOD.train", chosen.help, section=chosen.name)
 

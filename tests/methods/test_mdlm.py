@@ -149,3 +149,19 @@ def test_by_the_command_line(tokens: Path, tmp_path: Path, capsys: pytest.Captur
     assert main([*words, "--loop.steps", "2", "--loop.batch", "4", "--eval-rows", "4", "--eval-times", "1"]) == 0
     assert main([*words, "--source", "uniform"]) == 2
     assert "source takes one of mask" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("jump", ["remdm-cap:0.2", "remdm-rescale:0.5", "remdm-conf", "remdm-loop:0.2"])
+def test_remasking_samplers_write_with_it(trained: MDLMSettings, jump: str) -> None:
+    model = tsdfm.load(trained.out, "cpu")
+    made = model.sample(n=4, steps=8, seed=1, prefix="Mia", jump=jump, trajectory=True)
+    assert made.nfe == 8
+    assert int(made.tokens.max()) < model.velocity.spec.vocab
+    assert all(text.startswith("Mia") for text in made.texts)
+    assert made.trajectory is not None
+    back = sum(a == made.trajectory.mask != b for r in made.trajectory.rows for (s, _), (n, _) in pairwise(r.states())
+               for b, a in zip(s, n, strict=True))  # fmt: skip
+    assert back > 0
+    one = model.sample(n=1, steps=8, seed=1, prefix="Mia", jump=jump, first=2)
+    if jump != "remdm-loop:0.2":
+        assert torch.equal(one.tokens[0], made.tokens[2])  # text i depends on the seed and i

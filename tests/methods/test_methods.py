@@ -41,6 +41,7 @@ def test_each_says_what_it_is(name: str) -> None:
 
 def test_the_first_four_are_there() -> None:
     assert {"dfm", "fs-dfm", "ts-dfm", "mdlm"} <= set(names())
+    assert "remdm" not in names()
     assert [method(name).many_step for name in ("dfm", "fs-dfm", "ts-dfm", "mdlm")] == [True, False, False, True]
     assert method("ts-dfm").needs == ("init_from", "compass")
 

@@ -67,6 +67,13 @@ class Finishes(Protocol):
 
 
 @runtime_checkable
+class Remembers(Protocol):
+    """A jump that keeps something of each row over its steps: `begin(x_0 [B, L])` makes the one for these rows."""
+
+    def begin(self, x_0: Tensor) -> Jump: ...
+
+
+@runtime_checkable
 class PositionJump(Protocol):
     """A jump that decides position by position, by two uniforms u [B, L, 2] each.
 

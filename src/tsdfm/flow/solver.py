@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tsdfm.errors import UserError
 from tsdfm.flow.draw import shape_logits
-from tsdfm.flow.jump import Finishes, Jump, PositionJump
+from tsdfm.flow.jump import Finishes, Jump, PositionJump, Remembers
 from tsdfm.flow.noise import Noise, uniform
 
 Model = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -116,6 +116,7 @@ def solve(
     shaper = _Shaper(x_0.device, temperature, top_p, _checked(bias, jump.source.vocab, x_0.device))
     sparing = None if on_step is not None else _sparing(model, jump)
     x, rows, nfe = clamp(x_0), x_0.shape[0], 0
+    jump = jump.begin(x) if isinstance(jump, Remembers) else jump
     for index, (start, end) in enumerate(pairwise(points)):
         t = torch.full((rows,), start, dtype=torch.float64, device=x.device)
         h = torch.full((rows,), end - start, dtype=torch.float64, device=x.device)

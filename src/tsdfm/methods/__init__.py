@@ -2,6 +2,7 @@
 
     method("ts-dfm").train(settings)        # a run folder
     names()                                 # dfm, fs-dfm, mdlm, ts-dfm
+    jump_for("remdm-cap:0.1", spec)         # a jump that a method brings, with its dial
 
 A file holds one `METHOD`. Here nothing heavy is imported, nor at the top of a method's file: settings, names and help
 answer at once, and torch is loaded by what is called. No room but this one knows a method's name.
@@ -21,12 +22,13 @@ from tsdfm.settings import nearest
 if TYPE_CHECKING:
     from tsdfm.distil.parts import Floor, Rollout, Teacher, Times
     from tsdfm.engine.distributed import Processes
-    from tsdfm.flow import Bound, Jump, Schedule, Source
+    from tsdfm.flow import Bound, Jump
     from tsdfm.nn.velocity import VelocitySpec
     from tsdfm.teacher.task import TeacherTask, TextLoss
     from tsdfm.tokens.rows import TokenRows
 
-JumpMaker = Callable[["Schedule", "Source"], "Jump"]
+JumpMaker = Callable[..., "Jump"]
+"""(schedule, source[, dial]) → jump."""
 
 
 class Method:
@@ -43,6 +45,8 @@ class Method:
     """What tables call it."""
     help: ClassVar[str]
     """One line for the list of methods."""
+    trains: ClassVar[bool] = True
+    """Is it a way to train? If not, it is one to sample: it brings jumps alone."""
     settings: ClassVar[type]
     """The settings class of its training."""
     needs: ClassVar[tuple[str, ...]] = ()
@@ -66,7 +70,7 @@ class Method:
         """Refuse what would show only after a start, in one line."""
 
     def jumps(self) -> Mapping[str, JumpMaker]:
-        """Jumps the method brings besides `flow.JUMPS`: name → (schedule, source) → jump."""
+        """Jumps the method brings besides `flow.JUMPS`: name → (schedule, source[, dial]) → jump."""
         return {}
 
     def bound(self) -> Bound | None:
@@ -160,15 +164,20 @@ class StudentMethod(Method):
         self.times(settings)
 
 
-def names() -> list[str]:
-    """The methods there are, without loading them."""
+def files() -> list[str]:
+    """The methods there are, ways to sample among them, without loading them."""
     return sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(__path__))
+
+
+def names() -> list[str]:
+    """The methods that train."""
+    return [name for name in files() if method(name).trains]
 
 
 def method(name: str) -> Method:
     """A method by its name."""
-    if name not in names():
-        raise UserError(f"unknown method {name!r}{nearest(name, names())}")
+    if name not in files():
+        raise UserError(f"unknown method {name!r}{nearest(name, files())}")
     found: Method = importlib.import_module(f"{__name__}.{name.replace('-', '_')}").METHOD
     return found
 
@@ -190,17 +199,23 @@ def method_of(manifest: Mapping[str, Any]) -> Method | None:
 
 
 def jump_for(name: str, spec: VelocitySpec) -> Jump:
-    """A jump by its name for a model of `spec`: `auto`, one of `flow.JUMPS`, or one that a method brings."""
+    """A jump by its name for a model of `spec`: `auto`, one of `flow.JUMPS`, or one that a method brings.
+
+    A jump that has a dial, such as ReMDM's η, takes it after a colon: `remdm-cap:0.1`.
+    """
     from tsdfm.flow import JUMPS, jump_from
 
-    name = spec.usual_jump() if name == "auto" else name
+    word, colon, dial = (spec.usual_jump() if name == "auto" else name).partition(":")
     schedule, source = spec.flow_schedule(), spec.flow_source()
-    if name in JUMPS:
-        return jump_from(name, schedule, source)
-    brought = {jump: maker for each in names() for jump, maker in method(each).jumps().items()}
-    if name not in brought:
+    if word in JUMPS and not colon:
+        return jump_from(word, schedule, source)
+    brought = {jump: maker for each in files() for jump, maker in method(each).jumps().items()}
+    if word not in brought:
         raise UserError(f"unknown jump {name!r}{nearest(name, ('auto', *JUMPS, *brought))}")
-    return brought[name](schedule, source)
+    try:
+        return brought[word](schedule, source, *([float(dial)] if colon else []))
+    except (TypeError, ValueError):
+        raise UserError(f"jump {word} takes no such dial as {dial!r}") from None
 
 
 def student_method(values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
