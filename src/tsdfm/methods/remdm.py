@@ -10,8 +10,8 @@ for 0 ≤ σ ≤ σ_max = min(1, (1 − α_s)/α_t). With σ = 0 it is MDLM's an
 
     remdm-cap       σ = min(η, σ_max)
     remdm-rescale   σ = η·σ_max
-    remdm-conf      σ of a position = σ_max · softmax of −ψ over the row's revealed positions, with ψ the probability that
-                    its token was written with: about one token a step is taken back, the least sure first
+    remdm-conf      σ of a position = σ_max · softmax of −ψ over the row's revealed positions; ψ is the probability its
+                    token was written with, so that about one token a step is taken back, the least sure first
     remdm-loop      MDLM's steps up to α_on; then α stays and σ = η; then MDLM's steps to the end
 
 The paper's η are for 1 024 steps and take back next to nothing in 8. Loop's phases get whole numbers of steps, one at
