@@ -73,3 +73,11 @@ def visible(text: str) -> str:
         c if c in SAFE or category(c) not in ("Cc", "Cf", "Cs", "Zl", "Zp") else c.encode("unicode_escape").decode()
         for c in text
     )
+
+
+def short(number: float) -> str:
+    """1234567 → 1.2M."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.1f}{letter}"
+    return f"{number:.0f}"

@@ -19,6 +19,7 @@ from tsdfm import terminal
 from tsdfm.engine.wandb import WandbRun
 from tsdfm.errors import UserError
 from tsdfm.store.files import disk
+from tsdfm.terminal import short
 
 NAME = "metrics.jsonl"
 FEW = 4
@@ -228,14 +229,6 @@ class Stopwatch:
         spent = now - self._start - self._out
         self._start, self._out = now, 0.0
         return max(spent, 1e-9)
-
-
-def short(number: float) -> str:
-    """1234567 → 1.2M."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.1f}{letter}"
-    return f"{number:.0f}"
 
 
 def duration(seconds: float) -> str:
