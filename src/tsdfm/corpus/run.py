@@ -48,8 +48,8 @@ def _tell(out: Path, more: str = "") -> Path:
     train, valid = (read_manifest(out)["splits"][split] for split in SPLITS)
     made = f"{documents(train)}, {terminal.short(train['characters'])} characters"
     held = f"{documents(valid)} held out ({terminal.short(valid['characters'])} characters)"
-    terminal.say(f"corpus: {made}, and {held if valid['documents'] else 'nothing held out'} → {out}{more}")
-    terminal.advise(f"tsdfm tokens --corpus {out} --out {out.parent / 'tokens'}")
+    told = f"{made}, and {held if valid['documents'] else 'nothing held out'}{more}"
+    terminal.made("corpus", told, out, "tokens", "--corpus", out, "--out", out.parent / "tokens")
     return out
 
 
