@@ -6,8 +6,10 @@ Alone a command says everything; as one stage of a pipeline only `say`, and `-v`
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 from unicodedata import category
 
@@ -44,10 +46,11 @@ def detail(text: str) -> None:
         say(text)
 
 
-def advise(command: str) -> None:
-    """The next command, for those who run the stages one by one."""
-    if _mode == "alone":
-        say(f"next: {command}")
+def made(what: str, result: str, place: Path, *then: str | Path) -> None:
+    """How a stage ends: what was made, where it lies and, for those who run stages one by one, the next command."""
+    say(f"{what}: {result} → {place}")
+    if then and _mode == "alone":
+        say(f"next: {shlex.join(['tsdfm', *map(str, then)])}")
 
 
 def console(*, stderr: bool = False, width: int | None = None) -> Console:
@@ -73,3 +76,11 @@ def visible(text: str) -> str:
         c if c in SAFE or category(c) not in ("Cc", "Cf", "Cs", "Zl", "Zp") else c.encode("unicode_escape").decode()
         for c in text
     )
+
+
+def short(number: float) -> str:
+    """1234567 → 1.2M."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.1f}{letter}"
+    return f"{number:.0f}"

@@ -9,6 +9,7 @@ from types import ModuleType
 
 import pytest
 
+from local_hub import nobody, online, serving
 from tsdfm.corpus.settings import SourceSettings
 from tsdfm.corpus.source import clean, read, tidy
 from tsdfm.corpus.wikitext import articles, spell
@@ -139,7 +140,7 @@ def test_half_a_surrogate_pair_becomes_the_replacement_character(tmp_path: Path)
     assert clean("as it was") == "as it was"
 
 
-def test_hub_datasets_by_alias_and_by_name(monkeypatch) -> None:
+def test_hub_datasets_by_alias_and_by_name(tmp_path: Path, monkeypatch) -> None:
     calls = []
 
     def load_dataset(dataset, config, *, split, streaming):
@@ -152,13 +153,19 @@ def test_hub_datasets_by_alias_and_by_name(monkeypatch) -> None:
     fake = ModuleType("datasets")
     fake.load_dataset = load_dataset  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "datasets", fake)
-    whole = texts_of(SourceSettings(name="wikitext-103"))
-    assert whole == ["= One =\n\nText, one.", "= Two =\n\nText, two."]
-    assert len(texts_of(SourceSettings(name="fineweb-edu", limit=3))) == 3
-    assert calls[0] == ("Salesforce/wikitext", "wikitext-103-raw-v1", "train", True)
-    assert calls[1][:2] == ("HuggingFaceFW/fineweb-edu", "sample-10BT")
-    with pytest.raises(UserError, match=r"could not read nobody/nothing .*no such dataset\): check"):
-        texts_of(SourceSettings(name="nobody/nothing"))
+    with serving({}) as address:
+        online(monkeypatch, address, tmp_path)
+        whole = texts_of(SourceSettings(name="wikitext-103"))
+        assert whole == ["= One =\n\nText, one.", "= Two =\n\nText, two."]
+        assert len(texts_of(SourceSettings(name="fineweb-edu", limit=3))) == 3
+        assert calls[0] == ("Salesforce/wikitext", "wikitext-103-raw-v1", "train", True)
+        assert calls[1][:2] == ("HuggingFaceFW/fineweb-edu", "sample-10BT")
+        with pytest.raises(UserError, match=r"could not read nobody/nothing .*no such dataset\): check"):
+            texts_of(SourceSettings(name="nobody/nothing"))
+    online(monkeypatch, nobody(), tmp_path)
+    with pytest.raises(UserError, match=r"could not read fineweb-edu from the hub, as the hub cannot be reached: "):
+        texts_of(SourceSettings(name="fineweb-edu"))
+    assert len(calls) == 3  # nothing more was asked of datasets, which would try for minutes
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match=r"tsdfm\[hub\]"):
         texts_of(SourceSettings(name="fineweb-edu"))

@@ -73,6 +73,67 @@ def test_no_text_is_in_two_splits_and_other_files_move_none(tmp_path: Path) -> N
     assert {t for t in read_split(b, "train") if t.startswith("text")} <= train
 
 
+def words(number: int, count: int) -> str:
+    return " ".join(f"word{number}-{i}" for i in range(count))
+
+
+def test_a_few_files_hold_out_one_and_no_share_holds_out_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "texts").mkdir()
+    for i in range(12):
+        (tmp_path / "texts" / f"{i:02d}.txt").write_text(words(i, 100))
+    texts = {words(i, 100) for i in range(12)}
+    assert not any(split_of(text, 0.01) == "valid" for text in texts)  # by chance alone nothing would be
+    out = run(CorpusSettings(out=tmp_path / "out", path=tmp_path / "texts"))
+    (held,) = read_split(out, "valid")
+    assert {*read_split(out, "train"), held} == texts
+    assert held not in set(read_split(out, "train"))
+    assert held == next(text for share in range(1, 101) for text in texts if split_of(text, share / 100) == "valid")
+    assert read_manifest(out)["splits"]["valid"]["characters"] == len(held)
+    assert [count_documents(out, split) for split in ("train", "valid")] == [11, 1]
+    assert [path.name for path in sorted(out.iterdir())] == ["manifest.json", "train.jsonl.gz", "valid.jsonl.gz"]
+    said = capsys.readouterr().err
+    left = sum(map(len, texts)) - len(held)
+    assert (
+        f"corpus: 11 documents, {left / 1e3:.1f}k characters, and 1 document held out ({len(held)} characters) → "
+        in said
+    )
+    none = run(CorpusSettings(out=tmp_path / "none", path=tmp_path / "texts", valid=0.0))
+    assert [count_documents(none, split) for split in ("train", "valid")] == [12, 0]
+    assert ", and nothing held out → " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("valid", "share"), [(0.01, 0.1), (0.4, 0.4)])
+@pytest.mark.parametrize("copies", [1, 3])
+def test_of_the_only_text_the_end_is_held_out(tmp_path: Path, valid: float, share: float, copies: int) -> None:
+    whole = words(0, 500)
+    source = SourceSettings(path=write_jsonl(tmp_path / "book.jsonl", [whole]), repeat=copies)
+    out = run(CorpusSettings(out=tmp_path / "out", sources=(source,), valid=valid))
+    train, held = set(read_split(out, "train")), set(read_split(out, "valid"))
+    assert [f"{train.pop()} {held.pop()}", train, held] == [whole, set(), set()]  # cut between words
+    counts = read_manifest(out)["splits"]
+    assert counts["valid"]["documents"] == counts["train"]["documents"] == copies
+    assert counts["valid"]["characters"] / copies / len(whole) == pytest.approx(share, abs=0.01)
+    assert counts == {split: {**counts[split], **read_manifest(out)["sources"][0][split]} for split in counts}
+
+
+def test_the_only_text_is_cut_whichever_split_chance_had_it_in(tmp_path: Path) -> None:
+    lucky = next(text for text in (words(i, 40) for i in range(10_000)) if split_of(text, 0.01) == "valid")
+    out = run(CorpusSettings(out=tmp_path / "out", path=write_jsonl(tmp_path / "a.jsonl", [lucky])))
+    assert [" ".join([*read_split(out, "train"), *read_split(out, "valid")])] == [lucky]
+
+
+def test_a_text_that_is_most_of_a_corpus_is_not_lost_to_training(tmp_path: Path) -> None:
+    texts = [words(i, 3000 if i == 3 else 2) for i in range(12)]
+    big = next(seed for seed in range(1000) if [t for t in texts if split_of(t, 0.05, seed) == "valid"] == [texts[3]])
+    out = run(CorpusSettings(out=tmp_path / "out", path=write_jsonl(tmp_path / "a.jsonl", texts), valid=1e-9, seed=big))
+    (held,) = read_split(out, "valid")
+    assert texts[3].endswith(held)
+    assert 2000 <= len(held) < 2100
+    assert count_documents(out, "train") == 12
+
+
 def test_counts_hashes_and_bytes_are_the_same_every_time(tmp_path: Path) -> None:
     long = write_jsonl(tmp_path / "long.jsonl", [f"{i} " * 40 for i in range(300)])
     short = write_jsonl(tmp_path / "short.jsonl", [f"{i}\r\n" for i in range(3000)])

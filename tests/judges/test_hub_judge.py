@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from local_hub import nobody, online, serving
 from tsdfm.errors import UserError
 from tsdfm.judges import Judge, judge_from
 from tsdfm.judges.causal import CausalJudge
@@ -179,6 +180,32 @@ def test_mistakes_are_told_in_one_line(spec: str, said: str) -> None:
     with pytest.raises(UserError, match=said) as problem:
         judge_from(spec)
     assert "\n" not in str(problem.value)
+
+
+def test_without_a_network_a_judge_that_is_not_here_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The client's own tries, a line each, took a minute."""
+    online(monkeypatch, nobody(), tmp_path)
+    with pytest.raises(UserError, match="not on this machine, and the hub cannot be reached: give a folder") as problem:
+        judge_from("gpt2-large")
+    assert "\n" not in str(problem.value)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_judge_of_the_hub_is_fetched_once(gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving({"somebody/tiny": gpt2}) as address:
+        online(monkeypatch, address, tmp_path)
+        fetched = judge_from("somebody/tiny", "cpu").score(["the cat sat"])
+        with pytest.raises(UserError, match="could not load the judge somebody/none"):
+            judge_from("somebody/none", "cpu")
+    assert fetched == load(gpt2).score(["the cat sat"])
+    assert judge_from("somebody/tiny", "cpu").score(["the cat sat"]) == fetched  # nobody serves it now
+    next(tmp_path.rglob("model.safetensors")).unlink()
+    with pytest.raises(UserError, match="could not load the judge somebody/tiny"):
+        judge_from("somebody/tiny", "cpu")
+    with serving({"somebody/tiny": gpt2}, again=address):
+        assert judge_from("somebody/tiny", "cpu").score(["the cat sat"]) == fetched  # the rest of it
 
 
 def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from local_hub import nobody, online, serving
 from tsdfm.errors import UserError
 from tsdfm.tokens.bpe import PairTokenizer, byte_symbols, gpt2, train_bpe
 from tsdfm.tokens.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
@@ -142,6 +143,24 @@ def test_gpt2_from_its_two_files(tmp_path: Path, names: tuple[str, str]) -> None
     assert tokenizer.encode_batch(HARD + SAMPLE) == BPE.encode_batch(HARD + SAMPLE)
     assert (tokenizer.end_of_text, tokenizer.vocab_size, tokenizer.name) == (299, 300, "gpt2")
     assert tokenizer.fingerprint == BPE.fingerprint
+
+
+def test_gpt2_from_the_hub_and_then_from_its_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Where neither has it, that is said at once; the client's own tries, a line each, took half a minute."""
+    folder = tmp_path / "gpt2"
+    folder.mkdir()
+    (folder / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(BPE.vocab[:-1])}))
+    (folder / "merges.txt").write_text("\n".join(f"{a} {b}" for a, b in BPE.merges), encoding="utf-8")
+    online(monkeypatch, nobody(), tmp_path / "cache")
+    with pytest.raises(UserError, match="not on this machine, and the hub cannot be reached: give its folder as"):
+        gpt2()
+    with serving({"openai-community/gpt2": folder}) as address:
+        online(monkeypatch, address, tmp_path / "cache")
+        assert gpt2().fingerprint == BPE.fingerprint
+    assert gpt2().fingerprint == BPE.fingerprint
+    assert "Retrying" not in capfd.readouterr().err
 
 
 def test_gpt2_files_that_are_not_there_or_not_right(tmp_path: Path, monkeypatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 from tsdfm.corpus.files import Document, pick
@@ -25,6 +26,8 @@ ALIASES = {
 
 def read_hub(source: SourceSettings) -> Iterator[Document]:
     """The documents of `source.name`. WikiText's rows are lines, so they are first put together to articles."""
+    from tsdfm.store.hub import out_of_reach
+
     name = str(source.name)
     try:
         import datasets
@@ -32,6 +35,8 @@ def read_hub(source: SourceSettings) -> Iterator[Document]:
         raise UserError(f"reading {name} from the hub needs datasets: pip install 'tsdfm[hub]'") from None
     alias = ALIASES.get(name, Alias(name, source.config or "", source.cut))
     config = source.config or alias.config or None
+    if not Path(alias.dataset).exists() and (reason := out_of_reach()):
+        raise UserError(f"could not read {name} from the hub, as {reason}: check the network, or give files by --path")
     try:
         rows = datasets.load_dataset(alias.dataset, config, split=source.part, streaming=True)
         texts = (pick(row, source.field, f"{name}, row {number}") for number, row in enumerate(rows, 1))

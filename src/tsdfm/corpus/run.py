@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ from tsdfm import terminal
 from tsdfm.corpus.mixture import mix
 from tsdfm.corpus.progress import TextProgress
 from tsdfm.corpus.settings import CorpusSettings, SourceSettings
-from tsdfm.corpus.source import find_files, read
-from tsdfm.corpus.split import SPLITS, split_of
-from tsdfm.corpus.store import SplitWriter, split_file
+from tsdfm.corpus.source import Document, find_files, read
+from tsdfm.corpus.split import SPLITS, Spare, split_of
+from tsdfm.corpus.store import SplitWriter, read_documents, split_file
 from tsdfm.errors import UserError
 from tsdfm.settings import to_dict
 
@@ -45,10 +46,16 @@ def _tell(out: Path, more: str = "") -> Path:
     from tsdfm.store.manifest import read_manifest
 
     train, valid = (read_manifest(out)["splits"][split] for split in SPLITS)
-    made = f"{train['documents']:,} documents, {train['characters'] / 1e6:.1f}M characters"
-    terminal.say(f"corpus: {made}, and {valid['documents']:,} documents held out → {out}{more}")
-    terminal.advise(f"tsdfm tokens --corpus {out} --out {out.parent / 'tokens'}")
+    made = f"{documents(train)}, {terminal.short(train['characters'])} characters"
+    held = f"{documents(valid)} held out ({terminal.short(valid['characters'])} characters)"
+    told = f"{made}, and {held if valid['documents'] else 'nothing held out'}{more}"
+    terminal.made("corpus", told, out, "tokens", "--corpus", out, "--out", out.parent / "tokens")
     return out
+
+
+def documents(split: dict[str, int]) -> str:
+    """`1,234 documents`."""
+    return f"{split['documents']:,} document{'s' if split['documents'] != 1 else ''}"
 
 
 def _local_inputs(sources: tuple[SourceSettings, ...], out: Path) -> dict[str, Path]:
@@ -98,15 +105,47 @@ def _write(settings: CorpusSettings, sources: tuple[SourceSettings, ...], work: 
     counts: list[Counter[str]] = [Counter() for _ in sources]
     streams = [read(source) for source in sources]
     weights = [source.weight for source in sources]
-    with contextlib.ExitStack() as stack:
-        writers = {split: stack.enter_context(SplitWriter(work, split)) for split in SPLITS}
-        progress = stack.enter_context(TextProgress("corpus"))
+    spare = Spare(settings.seed)
+    with _writing(work, counts) as write, TextProgress("corpus") as progress:
         for index, document in mix(streams, weights, settings.stop):
             split = split_of(document.text, settings.valid, settings.seed)
+            write(split, index, document)
+            if settings.valid > 0:
+                spare.see(split, index, document)
+            progress.advance(1, len(document.text))
+    keep, hold = spare.parts(settings.valid)
+    return _hold_out(work, spare, keep, hold, len(sources)) if hold else counts
+
+
+@contextlib.contextmanager
+def _writing(work: Path, counts: list[Counter[str]]) -> Iterator[Callable[[str, int, Document], None]]:
+    """A function that writes a document of a source into a split, and counts it."""
+    with contextlib.ExitStack() as stack:
+        writers = {split: stack.enter_context(SplitWriter(work, split)) for split in SPLITS}
+
+        def write(split: str, index: int, document: Document) -> None:
             writers[split].write(document)
             counts[index][f"{split}/documents"] += 1
             counts[index][f"{split}/characters"] += len(document.text)
-            progress.advance(1, len(document.text))
+
+        yield write
+
+
+def _hold_out(work: Path, spare: Spare, keep: str, hold: str, sources: int) -> list[Counter[str]]:
+    """Write the splits again: of the spare text `keep` is for training and `hold` is held out."""
+    counts: list[Counter[str]] = [Counter() for _ in range(sources)]
+    whole = work / "whole"
+    whole.mkdir()
+    split_file(work, spare.split).rename(split_file(whole, spare.split))
+    with _writing(work, counts) as write:
+        for index, document in zip(spare.sources, read_documents(whole, spare.split), strict=True):
+            mine = document.text == spare.text
+            for split, text in (("train", keep), ("valid", hold)) if mine else (("train", document.text),):
+                if text:
+                    write(split, index, Document(text, document.origin))
+    shutil.rmtree(whole)
+    what = f"the end of {spare.origin}" if keep else spare.origin
+    terminal.say(f"note: so few documents cannot be shared out by chance: {what} is held out")
     return counts
 
 

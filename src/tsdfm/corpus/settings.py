@@ -76,7 +76,9 @@ class CorpusSettings:
     stop: Literal["first", "all"] = option(
         "first", "a mixture ends when its first source runs out (weights hold), or reads all of them (weights give way)"
     )
-    valid: float = option(0.01, "share of the documents held out for validation")
+    valid: float = option(
+        0.01, "share of the documents held out for validation; above 0, at least one of them or the end of one"
+    )
     seed: int = option(0, "seed of the split, and of the story world if it is the one source")
 
     def __post_init__(self) -> None:

@@ -44,16 +44,23 @@ class SplitWriter:
 
 
 def read_split(folder: Path, split: str, start: int = 0) -> Iterator[str]:
-    """The texts of a split, from document number `start`; those before it are passed over without being parsed."""
+    """The texts of a split, from document number `start`."""
+    return (document.text for document in read_documents(folder, split, start))
+
+
+def read_documents(folder: Path, split: str, start: int = 0) -> Iterator[Document]:
+    """The documents of a split, from number `start`; those before it are passed over without being parsed."""
     path = split_file(folder, split)
     with open_text(path) as file:
         for number, line in enumerate(file):
             if number < start:
                 continue
             try:
-                yield json.loads(line)["text"]
-            except (json.JSONDecodeError, KeyError, TypeError):
+                row = json.loads(line)
+                document = Document(row["text"], row.get("origin", ""))
+            except (json.JSONDecodeError, KeyError, TypeError, AttributeError):
                 raise UserError(f"{path}, line {number + 1} is damaged: make the corpus again") from None
+            yield document
 
 
 def count_documents(folder: Path, split: str) -> int:

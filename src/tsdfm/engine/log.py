@@ -19,18 +19,21 @@ from tsdfm import terminal
 from tsdfm.engine.wandb import WandbRun
 from tsdfm.errors import UserError
 from tsdfm.store.files import disk
+from tsdfm.terminal import short
 
 NAME = "metrics.jsonl"
 FEW = 4
 """Plain lines of a training that is one stage of many, at most, and the seconds between them."""
 PATIENCE = 60.0
+LOWER, HIGHER = "lower is better", "higher is better"
 RESULTS = {
-    "elbo": "elbo {:.2f} nats a token (lower is better)",
-    "nll": "{:.2f} nats a token (lower is better)",
-    "strategy_acc": "real text below its corruption in {:.1%} of pairs (higher is better)",
-    "pair_accuracy": "the true next state below a jump in {:.1%} of pairs (higher is better)",
+    "elbo": ("elbo {:.2f}", f"nats a token ({LOWER})"),
+    "nll": ("{:.2f}", f"nats a token ({LOWER})"),
+    "strategy_acc": ("real text below its corruption in {:.1%}", f"of pairs ({HIGHER})"),
+    "pair_accuracy": ("the true next state below a jump in {:.1%}", f"of pairs ({HIGHER})"),
 }
-"""How a held-out metric is told at the end: with its unit, and which way is better."""
+"""How a held-out metric is told at the end, and its unit, with which way is better."""
+UNITS = {name: unit for name, (_, unit) in RESULTS.items()} | {"bits_per_character": f"({LOWER})"}
 
 
 class Metrics:
@@ -109,6 +112,7 @@ class Display:
         self.steps, self._stream = steps, stream or sys.stderr
         self._told, self._when = start, time.monotonic()
         self._bar: Progress | None = None
+        self._words = ""
         console = Console(file=self._stream)
         if console.is_terminal and not console.is_dumb_terminal:  # a dumb one cannot redraw, so it gets plain lines
             columns = (
@@ -131,6 +135,7 @@ class Display:
         words += f"  {duration(seconds_a_step * (self.steps - step))} left"
         if values["skipped"]:
             words += f"  {values['skipped']:.0f} steps skipped"
+        self._words = words
         if self._bar is not None:
             self._bar.update(self._job, completed=step, description=words)
         elif not terminal.quiet() or self._due(step):
@@ -143,6 +148,20 @@ class Display:
             return False
         self._told, self._when = step, now
         return True
+
+    @contextlib.contextmanager
+    def doing(self, what: str) -> Iterator[None]:
+        """Show what takes a while, for as long as it does; without a terminal, a line that a pipeline leaves out."""
+        if self._bar is None and not terminal.quiet():
+            self.say(what)
+        self._show(what)
+        yield
+        self._show(self._words)
+
+    def _show(self, words: str) -> None:
+        if self._bar is not None:
+            self._bar.update(self._job, description=words)
+            self._bar.refresh()
 
     def say(self, text: str) -> None:
         """One line that stays."""
@@ -183,6 +202,10 @@ class Log:
         if self._display is not None:
             self._display.advance(step)
 
+    def doing(self, what: str) -> contextlib.AbstractContextManager[None]:
+        """Show what takes a while."""
+        return contextlib.nullcontext() if self._display is None else self._display.doing(what)
+
     def say(self, text: str) -> None:
         """A line for the user."""
         if self._display is not None:
@@ -202,11 +225,17 @@ class Log:
 
 
 def outcome(run: Path, steps: int) -> str:
-    """What a finished run came to, in one line: steps, time, the held-out metric, and where it lies."""
+    """What a finished run came to, in a few words: steps, time, the held-out metric."""
     seconds = sum(line["seconds"] for line in read_metrics(run, "train"))
     values = next(iter(read_metrics(run, "eval")[::-1]), {})
-    told = [words.format(values[name]) for name, words in RESULTS.items() if values.get(name) is not None]
-    return f"{run.name}: {', '.join([f'{steps} steps', duration(seconds), *told])} → {run}"
+    found = {name: value for name, value in values.items() if name in RESULTS and value is not None}
+    told = [f"{RESULTS[name][0].format(value)} {RESULTS[name][1]}" for name, value in found.items()]
+    return ", ".join([f"{steps:,} steps", duration(seconds), *(told or ["nothing held out to measure it on"])])
+
+
+def spoken(values: Mapping[str, float]) -> str:
+    """Held-out metrics as one line, with the units of those that have one."""
+    return "  ".join(f"{name} {value:.4g} {UNITS.get(name, '')}".rstrip() for name, value in values.items())
 
 
 class Stopwatch:
@@ -228,14 +257,6 @@ class Stopwatch:
         spent = now - self._start - self._out
         self._start, self._out = now, 0.0
         return max(spent, 1e-9)
-
-
-def short(number: float) -> str:
-    """1234567 → 1.2M."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.1f}{letter}"
-    return f"{number:.0f}"
 
 
 def duration(seconds: float) -> str:

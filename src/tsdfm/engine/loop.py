@@ -25,7 +25,7 @@ from torch import Tensor
 from tsdfm import terminal
 from tsdfm.engine.distributed import Agreement, Processes
 from tsdfm.engine.learner import Learner
-from tsdfm.engine.log import Log, Stopwatch, outcome
+from tsdfm.engine.log import Log, Stopwatch, outcome, spoken
 from tsdfm.engine.meters import Meters
 from tsdfm.engine.optim import lr_at
 from tsdfm.engine.settings import LoopSettings, OptimSettings
@@ -69,6 +69,7 @@ def fit(
     manifest = world.on_main(lambda: describe_run(record)) or {}
     run = TrainingRun(task, world, loop, optim, store, manifest, record.identity)
     run.again = "the same command" if resume else "the same command with --resume"
+    run.then = record.then
     run.usual = defaults(type(record.settings)) if is_dataclass(record.settings) else {}
     if start:
         run.restore(store.at(start))
@@ -131,6 +132,8 @@ class TrainingRun:
         self._reported = (0, 0)
         self.usual: dict[str, Any] = {}
         self.again = "the same command with --resume"
+        self.then: tuple[str | Path, ...] = ()
+        self._bare = False  # nothing is held out
 
     def identity(self) -> dict[str, Any]:
         """What must not change between a checkpoint and the run that goes on from it.
@@ -166,23 +169,29 @@ class TrainingRun:
 
     def train(self, feed: Feed) -> Path:
         """Run the steps that are left."""
-        done, agreement = self.done, Agreement(self.world)
+        done, agreement, asked = self.done, Agreement(self.world), False
         with contextlib.ExitStack() as stack:
             self._open()
             stack.callback(self.log.close)
             batches = feed(done.step)
             stack.callback(close, batches)
             signals = stack.enter_context(Signals())
+            first = done.step
             while done.step < self.loop.steps:
-                self._step(batches)
-                stop = agreement.any(signals.number is not None) and done.step < self.loop.steps
+                with self._compiling(done.step == first):
+                    self._step(batches)
+                asked = agreement.any(signals.number is not None)
+                stop = asked and done.step < self.loop.steps
                 self._look(stop)
                 if stop:
                     agreement.close()
                     self.log.say(f"stopped after step {done.step}, saved; {self.again} goes on")
                     raise Stopped(128 + (signals.number or SIGTERM))
             agreement.close()
-        return self._finish()
+        last = self._finish()
+        if asked:  # what would come after this run does not
+            raise Stopped(128 + (signals.number or SIGTERM))
+        return last
 
     def _open(self) -> None:
         """Say what is starting, in the folder and to the user."""
@@ -197,6 +206,10 @@ class TrainingRun:
         if step:
             self.log.say(f"resuming at step {step} of {steps}" if step < steps else f"step {step} of {steps} is done")
         self.watch = Stopwatch()
+
+    def _compiling(self, first: bool) -> contextlib.AbstractContextManager[None]:
+        """Say what the first step waits for."""
+        return self.log.doing("compiling…") if first and self.loop.compile else contextlib.nullcontext()
 
     def _step(self, batches: Iterator[Any]) -> None:
         batch = next(batches, None)
@@ -233,11 +246,15 @@ class TrainingRun:
 
     def _evaluate(self) -> bool:
         """Evaluate, and say whether this is the best so far; of equally good ones the later is."""
-        values = self.learner.evaluate(self.done.step)
-        if not values:  # there is no held-out text
+        with contextlib.nullcontext() if self._bare else self.log.doing("evaluating…"):
+            values = self.learner.evaluate(self.done.step)
+        if not values:
+            if not self._bare:
+                self.log.detail("nothing is held out, so there is nothing to evaluate")
+            self._bare = True
             return False
         self.log.write(self.done.step, "eval", values)
-        self.log.detail(f"step {self.done.step}  " + "  ".join(f"{name} {value:.4g}" for name, value in values.items()))
+        self.log.detail(f"step {self.done.step}  {spoken(values)}")
         value = values.get(self.loop.best, math.nan)
         if not math.isfinite(value) or (self.done.best is not None and value > self.done.best["value"]):
             return False
@@ -264,7 +281,7 @@ class TrainingRun:
         self.world.on_main(
             lambda: write_json(out / MANIFEST, {**self.manifest, **result, "files": read_state(last)["files"]})
         )
-        self.world.on_main(lambda: terminal.say(outcome(out, self.done.step)))
+        self.world.on_main(lambda: terminal.made(out.name, outcome(out, self.done.step), out, *self.then))
         return last
 
 

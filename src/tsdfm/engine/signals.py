@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 ASKED = (signal.SIGINT, signal.SIGTERM)
-IMPATIENT = 1.0
+ECHO, ECHO_OF_TORCHRUN = 0.2, 1.0  # seconds in which a second Ctrl-C is the first one again
 
 
 class Stopped(SystemExit):
@@ -18,15 +18,16 @@ class Stopped(SystemExit):
 
 
 class Signals:
-    """While in use, a signal only sets `number`, and says so; a second Ctrl-C, a second or more later, interrupts.
+    """While in use, a signal only sets `number`, and says so at once; a second Ctrl-C interrupts.
 
-    (One Ctrl-C can arrive twice: from the terminal and from torchrun.)
+    One Ctrl-C can arrive twice, from the terminal and from a launcher such as torchrun: an echo is not a second one.
     """
 
     def __init__(self, answer: str = "stopping after this step") -> None:
         self.number: int | None = None
         self._answer = answer
         self._when = 0.0
+        self._echo = ECHO_OF_TORCHRUN if "RANK" in os.environ else ECHO
         self._before: dict[int, Any] = {}
 
     def _take(self, number: int, frame: FrameType | None) -> None:
@@ -34,7 +35,7 @@ class Signals:
             self.number, self._when = number, time.monotonic()
             if os.environ.get("RANK", "0") == "0":  # not by print: a handler may interrupt one
                 os.write(2, f"{self._answer}; Ctrl-C again ends now\n".encode())
-        elif number == signal.SIGINT and time.monotonic() - self._when > IMPATIENT:
+        elif number == signal.SIGINT and time.monotonic() - self._when > self._echo:
             raise KeyboardInterrupt
 
     def __enter__(self) -> Signals:

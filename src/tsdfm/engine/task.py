@@ -91,6 +91,8 @@ class Record:
     extra: Mapping[str, Any] = field(default_factory=dict)
     identity: Mapping[str, Any] = field(default_factory=dict)
     """What a resumed run must share with its checkpoint besides batch, seed, optimiser and inputs."""
+    then: tuple[str | Path, ...] = ()
+    """The words of the command that comes next."""
 
 
 B = TypeVar("B")

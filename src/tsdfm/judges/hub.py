@@ -7,7 +7,7 @@ import importlib
 import io
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,12 @@ from tsdfm.errors import UserError
 from tsdfm.judges.base import fingerprint
 from tsdfm.judges.causal import CausalJudge, Encoded
 from tsdfm.store.files import file_sha256
+from tsdfm.store.hub import from_cache, out_of_reach
 from tsdfm.tokens.tokenizer import utf8
 
 END_OF_TEXT = "<|endoftext|>"
 UNBOUNDED = 1 << 20  # what a tokenizer says when it does not know its model's context
+INSTEAD = "give a folder or a .gguf file"
 LONGEST = 2048  # context where neither the model nor the tokenizer names one
 
 
@@ -89,22 +91,36 @@ def hub_judge(
 
 
 def _load(name: str, gguf: Path | None) -> tuple[Any, Any]:
-    """The model in the type it is stored in, on the CPU, and its tokenizer."""
+    """The model in the type it is stored in, on the CPU, and its tokenizer: from this machine if it is there."""
+    here = gguf is not None or Path(name).is_dir()
+    known = here or isinstance(_extra("huggingface_hub").try_to_load_from_cache(name, "config.json"), str)
+    if not known and (reason := out_of_reach()):
+        raise UserError(f"could not load the judge {name}: it is not on this machine, and {reason}: {INSTEAD}")
     transformers = _extra("transformers")
     if gguf is not None:  # transformers reads such files by way of both
         _extra("gguf"), _extra("accelerate")
     place = str(gguf.parent) if gguf is not None else name
     more = {"gguf_file": gguf.name} if gguf is not None else {}
+
+    def read(local: bool) -> tuple[Any, Any]:
+        with from_cache() if local else nullcontext():
+            tokenizer = transformers.AutoTokenizer.from_pretrained(place, local_files_only=local, **more)
+            loader = transformers.AutoModelForCausalLM
+            return loader.from_pretrained(place, dtype="auto", local_files_only=local, **more), tokenizer
+
     with _quietly():
         try:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(place, **more)
-            model = transformers.AutoModelForCausalLM.from_pretrained(place, dtype="auto", **more)
-        except Exception as problem:  # network, offline mode, a name that does not exist, a damaged file: one for each
-            what = str(gguf) if gguf is not None else name
+            try:
+                model, tokenizer = read(known)
+            except Exception:
+                if here or not known or out_of_reach():
+                    raise
+                model, tokenizer = read(False)  # some of its files were in the cache, not all
+        except Exception as problem:  # a name that does not exist, a damaged file, the network: a class for each
             first = (str(problem).strip().splitlines() or [type(problem).__name__])[0][:200]
             raise UserError(
-                f"could not load the judge {what} ({type(problem).__name__}: {first}): check the name and the network, "
-                "or give a folder or a .gguf file"
+                f"could not load the judge {gguf or name} ({type(problem).__name__}: {first}): check the name and the "
+                f"network, or {INSTEAD}"
             ) from problem
     if not getattr(tokenizer, "is_fast", False):
         raise UserError(f"the judge {name} has no fast tokenizer, which is needed to know where tokens end")

@@ -73,6 +73,9 @@ class Crew:
                         break
                     self.start()
                     time.sleep(POLL)
+            except KeyboardInterrupt:
+                self.kill()
+                raise
             finally:
                 self.stop()
             if late or signals.number is not None:
@@ -136,14 +139,24 @@ class Crew:
         return f"{lines[-1].strip() if lines else f'ended with code {job.code}'} (see {path})"
 
     def stop(self) -> None:
-        """Ask what still runs to save and leave, and wait for it."""
-        left = [job for job in self.jobs if job.process is not None and job.process.poll() is None]
-        for job in left:
-            if job.process is not None:
-                job.process.terminate()
-        for job in left:
-            if job.process is not None:
-                job.process.wait()
+        """Ask what still runs to save and leave, and wait for it; at another Ctrl-C no longer."""
+        left = [job.process for job in self.jobs if job.process is not None and job.process.poll() is None]
+        for process in left:
+            process.terminate()
+        try:
+            for process in left:
+                process.wait()
+        except KeyboardInterrupt:
+            self.kill()
+            raise
+        finally:
+            for job in self.jobs:
+                if job.log is not None:
+                    job.log.close()
+
+    def kill(self) -> None:
+        """End what still runs now: what it has written is whole."""
         for job in self.jobs:
-            if job.log is not None:
-                job.log.close()
+            if job.process is not None and job.process.poll() is None:
+                job.process.kill()
+                job.process.wait()

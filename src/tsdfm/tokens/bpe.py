@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -129,14 +130,24 @@ def _local_files(folder: Path) -> tuple[Path, Path]:
 
 
 def _hub_files() -> tuple[Path, Path]:
+    """The two files, from the hub's cache if they are in it."""
+    from tsdfm.store.hub import out_of_reach
+
     try:
         from huggingface_hub import hf_hub_download
     except ImportError:
         raise UserError("fetching GPT-2's tokenizer needs the hub client: pip install 'tsdfm[hub]'") from None
+
+    def fetch(local: bool) -> tuple[Path, Path]:
+        found = [Path(hf_hub_download(GPT2_HUB, name, local_files_only=local)) for name in ("vocab.json", "merges.txt")]
+        return found[0], found[1]
+
+    with contextlib.suppress(Exception):  # they are not there yet
+        return fetch(local=True)
+    instead = "give its folder as --tokenizer-files"
+    if reason := out_of_reach():
+        raise UserError(f"GPT-2's tokenizer is not on this machine, and {reason}: {instead}")
     try:
-        return Path(hf_hub_download(GPT2_HUB, "vocab.json")), Path(hf_hub_download(GPT2_HUB, "merges.txt"))
-    except Exception as problem:  # network, offline mode, permission: the client has a class for each
-        kind = type(problem).__name__
-        raise UserError(
-            f"could not fetch GPT-2's tokenizer ({kind}): give its folder as --tokenizer-files"
-        ) from problem
+        return fetch(local=False)
+    except Exception as problem:  # network, permission: the client has a class for each
+        raise UserError(f"could not fetch GPT-2's tokenizer ({type(problem).__name__}): {instead}") from problem

@@ -67,9 +67,10 @@ def _tell(out: Path, more: str = "") -> Path:
     """Say what was made, where it lies and what comes next."""
     found = read_manifest(out)
     train, valid = (found["splits"][split]["rows"] for split in SPLITS)
-    made = f"{train:,} rows of {found['length']} tokens, and {valid:,} held out"
-    terminal.say(f"tokens: {made}; {found['vocab_size']:,} different tokens → {out}{more}")
-    terminal.advise(f"tsdfm teacher --tokens {out} --out {out.parent / 'teacher'}")
+    total, held = terminal.short(train * found["length"]), f"{valid:,} rows" if valid else "nothing"
+    made = f"{total} tokens, {train:,} rows of {found['length']} tokens, and {held} held out"
+    told = f"{made}; {found['vocab_size']:,} different tokens{more}"
+    terminal.made("tokens", told, out, "teacher", "--tokens", out, "--out", out.parent / "teacher")
     return out
 
 
