@@ -25,6 +25,9 @@ FILE = "tokenizer.json"
 UNKNOWN = "\N{REPLACEMENT CHARACTER}".encode()  # what an id outside the vocabulary ([MASK], say) decodes to
 
 
+SEPARATORS = "\x1c\x1d\x1e\x1f"  # white space to Python, and not to GPT-2's way of cutting words
+
+
 class Tokenizer(abc.ABC):
     """Text to token ids and back.
 
@@ -52,6 +55,34 @@ class Tokenizer(abc.ABC):
     def encode(self, text: str) -> list[int]:
         """The token ids of one text; end-of-text is not appended."""
         return self.encode_batch([text])[0]
+
+    def encode_open(self, text: str) -> tuple[list[int], bool]:
+        """The ids of a text that goes on with a word, and whether its last space is left to the token that follows.
+
+        A word of a byte-level BPE carries the space before it, so `"Mia has "` has the ids of `"Mia has"` and a space
+        to come. Other white space at the end is a token of its own before a word. Where no token is a space with a
+        word behind it, as with bytes, the space is given like any other character.
+        """
+        if text.endswith(" ") and self.opening.any():
+            return self.encode(text[:-1]), True
+        if text[-1:].isspace() and text[-1] not in SEPARATORS:
+            return [*self.encode(text[:-1]), *self.encode(text[-1])], False
+        return self.encode(text), False
+
+    @functools.cached_property
+    def opening(self) -> NDArray[np.bool_]:
+        """Tokens [V] that are one space and then something else than white space."""
+        return np.array([p[:1] == b" " and not starts_blank(p[1:]) and len(p) > 1 for p in self.pieces])
+
+    @functools.cached_property
+    def blank_start(self) -> NDArray[np.bool_]:
+        """Tokens [V] that begin with white space."""
+        return np.array([starts_blank(piece) for piece in self.pieces])
+
+    @functools.cached_property
+    def blank_end(self) -> NDArray[np.bool_]:
+        """Tokens [V] that end with white space."""
+        return np.array([ends_blank(piece) for piece in self.pieces])
 
     def encode_arrays(self, texts: Sequence[str], dtype: DTypeLike) -> list[NDArray[Any]]:
         """As `encode_batch`, each text's ids as an array."""
@@ -91,11 +122,11 @@ class Tokenizer(abc.ABC):
         plain = json.dumps(self.content(), sort_keys=True, ensure_ascii=True, separators=(",", ":"))
         return hashlib.sha256(plain.encode()).hexdigest()
 
-    def save(self, folder: Path) -> Path:
+    def save(self, folder: str | Path) -> Path:
         """Write `folder/tokenizer.json` in one atomic step."""
         from tsdfm.store.files import write_json
 
-        return write_json(folder / FILE, {"name": self.name, "fingerprint": self.fingerprint, **self.content()})
+        return write_json(Path(folder) / FILE, {"name": self.name, "fingerprint": self.fingerprint, **self.content()})
 
 
 class ByteTokenizer(Tokenizer):
@@ -123,6 +154,16 @@ def _numbers(ids: Any) -> list[int]:
     return ids.tolist() if hasattr(ids, "tolist") else list(ids)
 
 
+def starts_blank(piece: bytes) -> bool:
+    """Is the first character white space?"""
+    return piece.decode("utf-8", "replace")[:1].isspace()
+
+
+def ends_blank(piece: bytes) -> bool:
+    """Is the last character white space?"""
+    return piece.decode("utf-8", "replace")[-1:].isspace()
+
+
 def utf8(text: str) -> bytes:
     """The UTF-8 bytes of a text, or one clear line if it has none."""
     try:
@@ -131,12 +172,12 @@ def utf8(text: str) -> bytes:
         raise UserError("the text has half a surrogate pair in it, which is not valid Unicode: remove it") from None
 
 
-def load_tokenizer(folder: Path) -> Tokenizer:
+def load_tokenizer(folder: str | Path) -> Tokenizer:
     """The tokenizer that `save` wrote into `folder`; a tokens folder's own is found too."""
     from tsdfm.store.files import read_json
     from tsdfm.tokens.bpe import PairTokenizer
 
-    places = [folder / FILE, folder / "tokenizer" / FILE]
+    places = [Path(folder) / FILE, Path(folder) / "tokenizer" / FILE]
     path = next((place for place in places if place.is_file()), None)
     if path is None:
         raise UserError(f"no {FILE} in {folder}: give a folder that the tokens stage made")
