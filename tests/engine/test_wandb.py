@@ -13,6 +13,7 @@ from toy_training import train
 
 from tsdfm.engine.distributed import Processes
 from tsdfm.engine.log import read_metrics
+from tsdfm.engine.wandb import LESS
 from tsdfm.errors import UserError
 
 ALONE = Processes()
@@ -68,7 +69,7 @@ def test_it_is_told_what_the_metrics_file_says(tmp_path: Path, recorder: Recorde
     assert (begun["project"], begun["name"], begun["dir"]) == ("tsdfm", "run", str(tmp_path / "run"))
     assert begun["config"]["steps"] == 6
     assert "id" not in begun
-    assert begun["settings"] == {"console": "off", "disable_git": True, "save_code": False, "x_disable_meta": True}
+    assert begun["settings"] == LESS
     lines = read_metrics(tmp_path / "run")
     assert recorder.told == [
         (line["step"], {f"{line['kind']}/{name}": line[name] for name in line if name not in ("step", "kind")})
@@ -113,5 +114,6 @@ def test_the_real_one_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     run_id = json.loads((tmp_path / "run" / "wandb.json").read_text())["id"]
     (kept,) = (tmp_path / "run" / "wandb").glob(f"offline-run-*/run-{run_id}.wandb")
     assert b"train/loss" in kept.read_bytes()
+    assert not list(kept.parent.glob("files/*"))  # no code, no list of packages, nothing that was printed
     train(tmp_path / "run", ALONE, loop={"wandb": True}, resume=True)
     assert len(list((tmp_path / "run" / "wandb").glob(f"offline-run-*/run-{run_id}.wandb"))) == 2

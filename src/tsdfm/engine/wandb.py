@@ -14,14 +14,22 @@ from tsdfm.store.manifest import NAME as MANIFEST
 
 PROJECT = "tsdfm"
 NAME = "wandb.json"
+LESS = {
+    "console": "off",
+    "disable_git": True,
+    "save_code": False,
+    "x_disable_meta": True,
+    "x_save_requirements": False,
+}
+"""What W&B would take besides, were it not told."""
 
 
 class WandbRun:
     """The values of metrics.jsonl and the settings of the run, in W&B; with WANDB_MODE=offline in the run's folder.
 
-    Of the machine no more is sent than W&B's own gauges of it: no code, no git, no command line, nothing that is
-    printed. A resumed run goes on with the same run of W&B, which keeps the first value of a step that is told twice.
-    WANDB_PROJECT, WANDB_ENTITY and W&B's other variables are heeded.
+    Of the machine W&B learns its name, its load, and the versions of Python and of the system; no code, no git, no
+    command line, no list of packages, nothing that is printed. A resumed run goes on with the same run of W&B, which
+    keeps the first value of a step that is told twice. WANDB_PROJECT and W&B's other variables are heeded.
     """
 
     def __init__(self, run: Path, step: int) -> None:
@@ -38,7 +46,7 @@ class WandbRun:
                 **{name: value for name, value in usual.items() if f"WANDB_{name.upper()}" not in os.environ},
                 **again,
                 config=read_json(run / MANIFEST).get("settings"),
-                settings=wandb.Settings(console="off", disable_git=True, save_code=False, x_disable_meta=True),
+                settings=wandb.Settings(**LESS),
             )
         except wandb.Error as problem:
             reason = str(problem).splitlines()[0]
