@@ -29,7 +29,7 @@ class WandbRun:
 
     Of the machine W&B learns its name, its load, and the versions of Python and of the system; no code, no git, no
     command line, no list of packages, nothing that is printed. A resumed run goes on with the same run of W&B, which
-    keeps the first value of a step that is told twice. Its own variables, such as WANDB_PROJECT, are heeded.
+    keeps the first value of a step that is told twice. WANDB_PROJECT and W&B's other variables are heeded.
     """
 
     def __init__(self, run: Path, step: int) -> None:
