@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tsdfm.errors import UserError
-from tsdfm.samples.given import given_tokens
+from tsdfm.samples.given import read_asked
 from tsdfm.tokens.tokenizer import ByteTokenizer
 
 BYTES = ByteTokenizer()
@@ -15,10 +15,11 @@ END = BYTES.end_of_text
 
 def read(length: int, anchor: int, prefix: str | None = None, infill: str | None = None) -> list[int | None] | None:
     """The given tokens, None where there is a gap."""
-    made = given_tokens(BYTES, length, anchor, prefix, infill)
+    asked = {"prefixes": [] if prefix is None else [prefix], "infills": [] if infill is None else [infill]}
+    made = read_asked(BYTES, length, anchor, **asked).given
     if made is None:
         return None
-    held, tokens = made
+    held, tokens = made.held[0], made.tokens[0]
     assert held.shape == tokens.shape == (length,)
     assert (held.dtype, tokens.dtype) == (torch.bool, torch.int64)
     return [int(token) if is_held else None for is_held, token in zip(held, tokens, strict=True)]

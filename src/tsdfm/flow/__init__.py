@@ -14,7 +14,7 @@ from tsdfm.flow.loss import cross_entropy, generalised_kl
 from tsdfm.flow.noise import Noise, RowNoise, row_times, uniform
 from tsdfm.flow.path import interpolate
 from tsdfm.flow.schedule import Cosine, Polynomial, Schedule, schedule_from
-from tsdfm.flow.solver import Model, Solution, Step, check_grid, grid, solve
+from tsdfm.flow.solver import Limits, Model, Solution, Step, check_grid, grid, solve
 from tsdfm.flow.source import Mask, Source, Uniform, source_from
 from tsdfm.kernels.inverse import Other
 
@@ -27,6 +27,7 @@ __all__ = [
     "EulerJump",
     "Jump",
     "LeaveJump",
+    "Limits",
     "Mask",
     "Model",
     "Noise",

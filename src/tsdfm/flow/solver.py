@@ -51,6 +51,29 @@ class Step:
     logits: Tensor
 
 
+@dataclass(frozen=True)
+class Limits:
+    """Which tokens may stand where: position (b, l) takes tokens of `allowed[sets[b, l]]` alone.
+
+    `sets` [B, L] or [L], int64; `allowed` [K, V], bool. Set 0 is every token, whatever its row says.
+    """
+
+    sets: Tensor
+    allowed: Tensor
+
+    def spread(self, x_0: Tensor, vocab: int) -> Tensor:
+        """The sets [B, L] of the positions of a state, or one clear line."""
+        if self.allowed.dim() != 2 or self.allowed.shape[1] != vocab:
+            raise UserError(f"allowed tokens have the shape {tuple(self.allowed.shape)}, not [sets, {vocab}]")
+        if not bool(self.allowed.any(1)[self.sets.unique().to(self.allowed.device)].all()):
+            raise UserError("a position that is limited to no token at all cannot be written: allow at least one")
+        try:
+            return self.sets.to(x_0.device).expand_as(x_0)
+        except RuntimeError:
+            shapes = f"{tuple(self.sets.shape)}, the state {tuple(x_0.shape)}"
+            raise UserError(f"the limits of positions have the shape {shapes}") from None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Solution:
     """Finished tokens [B, L] without [MASK], and how many calls of the model they took."""
@@ -94,7 +117,9 @@ def solve(
     temperature: float = 1.0,
     top_p: float = 1.0,
     bias: Tensor | None = None,
+    limits: Limits | None = None,
     on_step: Callable[[Step], None] | None = None,
+    on_state: Callable[[int, float, Tensor], None] | None = None,
     time_dtype: torch.dtype = torch.float32,
 ) -> Solution:
     """Walk x_0 [B, L] from t = 0 to t = 1 along `times` (a step count, or a grid).
@@ -104,7 +129,10 @@ def solve(
     the same random numbers whatever happens in it, so with `RowNoise` a row does not depend on its neighbours.
 
     `bias` [V] is added to the logits, in float32 or better, before temperature and top-p: softmax((logits + bias)/T).
-    −inf rules a token out.
+    −inf rules a token out. `limits` does so at some positions alone.
+
+    `on_state(passes, t, x)` is told after every pass how many there were, the time reached and the state [B, L], which
+    is the solver's own. Unlike `on_step` it asks for no logits, so nothing is computed for its sake.
 
     A `PartialModel` is asked for the logits of those positions alone that are not given and may move in this step
     (`PositionJump.needs`), a chunk of them at a time: the same tokens for less work. A jump that looks at more than one
@@ -114,6 +142,8 @@ def solve(
     points = grid(times) if isinstance(times, int) else check_grid(times)
     clamp, held = _clamp(x_0, given, given_tokens, jump.source.vocab)
     shaper = _Shaper(x_0.device, temperature, top_p, _checked(bias, jump.source.vocab, x_0.device))
+    sets = None if limits is None else limits.spread(x_0, jump.source.vocab)
+    shaper.allowed = None if limits is None else limits.allowed.to(x_0.device)
     sparing = None if on_step is not None else _sparing(model, jump)
     x, rows, nfe = clamp(x_0), x_0.shape[0], 0
     jump = jump.begin(x) if isinstance(jump, Remembers) else jump
@@ -122,19 +152,23 @@ def solve(
         h = torch.full((rows,), end - start, dtype=torch.float64, device=x.device)
         seen, nfe = (t.to(time_dtype), h.to(time_dtype)), nfe + 1
         if sparing is not None:
-            x = _move_some(*sparing, x, t, h, seen, noise, held, shaper)
-            continue
-        logits = shaper(model(x, *seen))
-        before, x = x, clamp(jump(x, logits, t, h, noise))
-        if on_step is not None:
-            on_step(Step(index=index, t=start, h=end - start, before=before, after=x, logits=logits))
+            x = _move_some(*sparing, x, t, h, seen, noise, held, sets, shaper)
+        else:
+            logits = shaper(model(x, *seen), sets)
+            before, x = x, clamp(jump(x, logits, t, h, noise))
+            if on_step is not None:
+                on_step(Step(index=index, t=start, h=end - start, before=before, after=x, logits=logits))
+        if on_state is not None:
+            on_state(nfe, end, x)
     if jump.final_pass:
         assert isinstance(jump, Finishes)
         one, none = (torch.full((rows,), value, dtype=time_dtype, device=x.device) for value in (1.0, 0.0))
-        logits, nfe = shaper(model(x, one, none)), nfe + 1
+        logits, nfe = shaper(model(x, one, none), sets), nfe + 1
         before, x = x, clamp(jump.finish(x, logits, noise))
         if on_step is not None:
             on_step(Step(index=len(points) - 1, t=1.0, h=0.0, before=before, after=x, logits=logits))
+        if on_state is not None:
+            on_state(nfe, 1.0, x)
     if bool(shaper.bad):
         raise UserError("the model gave logits that are not numbers (NaN or infinite): is the checkpoint sound?")
     return Solution(tokens=x, nfe=nfe)
@@ -154,7 +188,8 @@ def _move_some(
     seen: tuple[Tensor, Tensor],
     noise: Noise,
     held: Tensor | None,
-    shaper: Callable[[Tensor], Tensor],
+    sets: Tensor | None,
+    shaper: _Shaper,
 ) -> Tensor:
     """What `jump(x, logits, t, h, noise)` gives, by the logits of those positions alone that may move.
 
@@ -170,7 +205,7 @@ def _move_some(
     out = flat.clone()
     for part in torch.split(places, max(1, ROOM.get(x.device.type, ROOM["cpu"]) // jump.source.vocab)):
         # as one row of a state: all positions have the same t and h
-        logits = shaper(read(part))[None]
+        logits = shaper(read(part), None if sets is None else sets.flatten()[part])[None]
         out[part] = jump.move(flat[part][None], logits, t[:1], h[:1], uniforms[part][None])[0]
     return out.view_as(x)
 
@@ -183,16 +218,21 @@ class _Shaper:
     temperature: float
     top_p: float
     bias: Tensor | None
+    allowed: Tensor | None = None
     bad: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         self.bad = torch.zeros((), dtype=torch.bool, device=self.device)
 
-    def __call__(self, logits: Tensor) -> Tensor:
+    def __call__(self, logits: Tensor, sets: Tensor | None = None) -> Tensor:
+        """`sets` […] are those of `Limits`, where there are any."""
         peak = logits.amax(-1)  # NaN if any is; all −inf is allowed, it means uniform
         self.bad |= (peak.isnan() | (peak == math.inf)).any()
         if self.bias is not None:
             logits = logits + self.bias.to(torch.promote_types(logits.dtype, torch.float32))
+        if sets is not None and self.allowed is not None:
+            few = sets.nonzero(as_tuple=True)
+            logits = logits.index_put(few, logits[few].masked_fill(~self.allowed[sets[few]], -math.inf))
         return shape_logits(logits, self.temperature, self.top_p)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from tsdfm.errors import UserError
 from tsdfm.flow import Jump, RowNoise, Solution, Step, check_grid, grid, solve
 from tsdfm.methods import jump_for
 from tsdfm.nn.velocity import Velocity, load_velocity, run_folder
-from tsdfm.samples.given import given_tokens
+from tsdfm.samples.given import Asked, Given, read_asked, several
 from tsdfm.samples.guide import Guide
 from tsdfm.samples.quick import Pass, Quick, by_logits, fitting, free_bytes, row_bytes
 from tsdfm.samples.trajectory import Recorder, Row, Trajectory, pieces_of
@@ -41,6 +41,21 @@ class Samples:
     trajectory: Trajectory | None = None
     compass_calls: float = 0.0
     navigation: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """Texts that are being written, after `passes` of `of` network passes, at time `t`; a batch of them.
+
+    `numbers` are the texts' own, `tokens` [B, L] their state, and `texts` how that reads, U+FFFD for [MASK].
+    """
+
+    passes: int
+    of: int
+    t: float
+    numbers: list[int]
+    tokens: Tensor
+    texts: list[str]
 
 
 @dataclass(frozen=True)
@@ -66,8 +81,9 @@ class TextModel:
         steps: int = 16,
         seed: int = 0,
         *,
-        prefix: str | None = None,
-        infill: str | None = None,
+        prefix: str | Sequence[str] | None = None,
+        prompts: str | Sequence[str] | None = None,
+        infill: str | Sequence[str] | None = None,
         temperature: float = 1.0,
         top_p: float = 1.0,
         jump: str = "auto",
@@ -76,49 +92,61 @@ class TextModel:
         first: int = 0,
         trajectory: bool = False,
         on_batch: Callable[[int, int], None] | None = None,
+        on_pass: Callable[[Moment], None] | None = None,
         guide: Guide | None = None,
         compass: Energy | None = None,
         bias: Tensor | None = None,
     ) -> Samples:
         """Write `n` texts in `steps` network passes each (or along the grid `times`).
 
-        Text i depends on the seed and on i alone; `first` numbers the first one, so that a long list can be made in
-        parts. `prefix` is kept as it is; `infill` is a template with gaps such as `{5}`. `jump` is `auto`
-        (what the model's method writes by), one of `flow.JUMPS`, or one that a method brings. `guide` navigates every
-        step by a compass. A `trajectory` holds the energy of every state under `compass`, or under the guide's; the
-        scoring that takes is counted neither in `nfe` nor in `compass_calls`. `bias` [V] is added to the logits of
-        every position, before temperature and top-p.
+        `prefix` is kept as it is; `infill` is a template with gaps, such as `"Mia has {2} balls."`: `{2}` is two tokens
+        long, and of `{1-4}` the model chooses the length (`samples.lengths`). `prompts` is another word for `prefix`.
+        Either may be a list: then `n` texts are written for each, in order, and text j of the p-th has the number
+        p·n + j.
+
+        The random numbers of text i depend on the seed and on i alone; `first` numbers the first text, so that a long
+        list can be made in parts. In batches of another size floating-point products round differently, and a draw on
+        the border between two tokens may then fall on the other side.
+
+        `jump` is `auto` (what the model's method writes by), one of `flow.JUMPS`, or one that a method brings. `guide`
+        navigates every step by a compass. A `trajectory` holds the energy of every state under `compass`, or under the
+        guide's; the scoring that takes is counted neither in `nfe` nor in `compass_calls`. `bias` [V] is added to the
+        logits of every position, before temperature and top-p. `on_pass` is told the texts after every pass,
+        `on_batch` how many texts of how many are finished.
         """
         if n < 1:
             raise UserError(f"the number of samples must be at least 1, not {n}")
         points = grid(steps) if times is None else check_grid(times)
-        given = given_tokens(self.tokenizer, self.velocity.spec.length, self.velocity.spec.anchor, prefix, infill)
-        size, rows, parts = self._rows(n, batch, trajectory, guide), list[Row](), list[Tensor]()
-        taken, stats = self.jump(jump), None
-        if guide is not None:
-            stats = Stats(guide.settings.k)
-            taken = guide.around(taken, given[0].to(self.velocity.device) if given else None, stats)
+        asked = self._asked(n, first, prefix, prompts, infill)
+        if on_pass is not None and asked.choices:
+            raise UserError("texts with a gap of several lengths are chosen at the end: to watch them, give one length")
+        count = len(asked.numbers)
+        size, rows, parts = self._rows(count, batch, trajectory, guide), list[Row](), list[Tensor]()
+        plain, stats = self.jump(jump), None if guide is None else Stats(guide.settings.k)
         scorer = compass or (guide.compass if guide else None)
-        model = self.passes.model(size, (len(points) - 1) * -(-n // size))
+        model = self.passes.model(size, (len(points) - 1) * -(-count // size))
         begin = time.perf_counter()
-        for start in range(0, n, size):
-            numbers = torch.arange(first + start, first + min(n, start + size), device=self.velocity.device)
+        for start in range(0, count, size):
+            numbers = asked.numbers[start : start + size].to(self.velocity.device)
+            given = asked.given and asked.given.rows(asked.which[start : start + size], self.velocity.device)
+            taken = guide.around(plain, given.held if given else None, stats) if guide and stats else plain
             recorder = Recorder(scorer.energy if scorer else None) if trajectory else None
-            made = self._solve(model, numbers, points, seed, given, temperature, top_p, bias, taken, recorder)
+            told = self._told(on_pass, numbers, len(points) - 1 + taken.final_pass)
+            made = self._solve(model, numbers, points, seed, given, temperature, top_p, bias, taken, recorder, told)
             parts.append(made.tokens.cpu())
-            rows += recorder.rows(given[0] if given else None) if recorder else []
+            rows += recorder.rows(given.held.cpu() if given else None) if recorder else []
             if on_batch is not None:
-                on_batch(min(n, start + size), n)
+                on_batch(min(count, start + size), count)
+        tokens, nfe = torch.cat(parts), made.nfe
         seconds = time.perf_counter() - begin
-        tokens = torch.cat(parts)
         way = self._trajectory(rows, len(points) - 1, made.nfe, seed, guide, scorer) if trajectory else None
         return Samples(
             texts=self.texts(tokens),
             tokens=tokens,
-            nfe=made.nfe,
+            nfe=nfe,
             seconds=seconds,
             trajectory=way,
-            compass_calls=stats.scored / n if stats else 0.0,
+            compass_calls=stats.scored / len(tokens) if stats else 0.0,
             navigation=stats.summary() if stats else {},
         )
 
@@ -143,17 +171,17 @@ class TextModel:
         numbers: Tensor,
         points: tuple[float, ...],
         seed: int,
-        given: tuple[Tensor, Tensor] | None,
+        given: Given | None,
         temperature: float,
         top_p: float,
         bias: Tensor | None,
         jump: Jump,
         on_step: Callable[[Step], None] | None,
+        on_state: Callable[[int, float, Tensor], None] | None,
     ) -> Solution:
         device, spec = self.velocity.device, self.velocity.spec
         noise = RowNoise(seed, numbers)
         x_0 = self.velocity.source.draw((len(numbers), spec.length), noise, device)
-        held, tokens = (None, None) if given is None else (given[0].to(device), given[1].to(device))
         with autocast(self.bf16, device):
             return solve(
                 model,
@@ -161,13 +189,43 @@ class TextModel:
                 points,
                 jump,
                 noise,
-                given=held,
-                given_tokens=tokens,
+                given=given.held if given else None,
+                given_tokens=given.tokens if given else None,
                 temperature=temperature,
                 top_p=top_p,
                 bias=bias,
+                limits=given.limits(self.tokenizer) if given else None,
                 on_step=on_step,
+                on_state=on_state,
             )
+
+    def _asked(
+        self,
+        n: int,
+        first: int,
+        prefix: str | Sequence[str] | None,
+        prompts: str | Sequence[str] | None,
+        infill: str | Sequence[str] | None,
+    ) -> Asked:
+        if prefix is not None and prompts is not None:
+            raise UserError("prompts is another word for prefix: give one of the two")
+        spec, prefix = self.velocity.spec, prompts if prefix is None else prefix
+        prefixes, infills = several(prefix, "prefixes"), several(infill, "infill templates")
+        return read_asked(self.tokenizer, spec.length, spec.anchor, n, first, prefixes=prefixes, infills=infills)
+
+    def _told(
+        self, on_pass: Callable[[Moment], None] | None, numbers: Tensor, of: int
+    ) -> Callable[[int, float, Tensor], None] | None:
+        """`on_pass` as the solver calls it."""
+        if on_pass is None:
+            return None
+        each: list[int] = numbers.tolist()
+
+        def tell(passes: int, t: float, x: Tensor) -> None:
+            tokens = x.cpu()
+            on_pass(Moment(passes=passes, of=of, t=t, numbers=each, tokens=tokens, texts=self.texts(tokens)))
+
+        return tell
 
     def jump(self, name: str) -> Jump:
         """A jump by its name: `auto`, one of `flow.JUMPS`, or one that a method brings."""

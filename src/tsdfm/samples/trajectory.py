@@ -105,7 +105,7 @@ class Trajectory:
     guide: str | None = None  # the policy that navigated every step
     compass: str | None = None  # the hash of the weights that gave the energies
 
-    def save(self, path: Path) -> Path:
+    def save(self, path: str | Path) -> Path:
         """Write the file in one atomic step."""
         head = {name: getattr(self, name) for name in HEAD}
         head |= {name: value for name in MAY if (value := getattr(self, name)) is not None}
@@ -113,7 +113,7 @@ class Trajectory:
         return write_json(path, {"format": FORMAT, **head, "pieces": self.pieces, "rows": rows})
 
     @staticmethod
-    def load(path: Path) -> Trajectory:
+    def load(path: str | Path) -> Trajectory:
         """Read a file that `save` wrote."""
         plain = read_json(path)
         if plain.get("format") != FORMAT:
@@ -198,7 +198,7 @@ class Recorder:
         return found
 
     def rows(self, given: Tensor | None) -> list[Row]:
-        """What was seen, text by text."""
+        """What was seen, text by text; `given` [B, L] are the positions that were."""
         if self.start is None:
             return []
         out = []
@@ -207,7 +207,7 @@ class Recorder:
                 Change(t, h, _changes(before[i], after[i]), float(sure[i]), energy[i] if energy else None)
                 for t, h, before, after, sure, energy in self.seen
             )
-            held = () if given is None else tuple(given.nonzero().flatten().tolist())
+            held = () if given is None else tuple(given[i].nonzero().flatten().tolist())
             out.append(Row(tuple(self.start[i].tolist()), held, steps, self.first[i] if self.first else None))
         return out
 

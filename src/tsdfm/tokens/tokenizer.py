@@ -25,6 +25,9 @@ FILE = "tokenizer.json"
 UNKNOWN = "\N{REPLACEMENT CHARACTER}".encode()  # what an id outside the vocabulary ([MASK], say) decodes to
 
 
+SEPARATORS = "\x1c\x1d\x1e\x1f"  # white space to Python, and not to GPT-2's way of cutting words
+
+
 class Tokenizer(abc.ABC):
     """Text to token ids and back.
 
@@ -52,6 +55,34 @@ class Tokenizer(abc.ABC):
     def encode(self, text: str) -> list[int]:
         """The token ids of one text; end-of-text is not appended."""
         return self.encode_batch([text])[0]
+
+    def encode_open(self, text: str) -> tuple[list[int], bool]:
+        """The ids of a text that goes on with a word, and whether its last space is left to the token that follows.
+
+        A word of a byte-level BPE carries the space before it, so `"Mia has "` has the ids of `"Mia has"` and a space
+        to come. Other white space at the end is a token of its own before a word. Where no token is a space with a
+        word behind it, as with bytes, the space is given like any other character.
+        """
+        if text.endswith(" ") and self.opening.any():
+            return self.encode(text[:-1]), True
+        if text[-1:].isspace() and text[-1] not in SEPARATORS:
+            return [*self.encode(text[:-1]), *self.encode(text[-1])], False
+        return self.encode(text), False
+
+    @functools.cached_property
+    def opening(self) -> NDArray[np.bool_]:
+        """Tokens [V] that are one space and then something else than white space."""
+        return np.array([p[:1] == b" " and not starts_blank(p[1:]) and len(p) > 1 for p in self.pieces])
+
+    @functools.cached_property
+    def blank_start(self) -> NDArray[np.bool_]:
+        """Tokens [V] that begin with white space."""
+        return np.array([starts_blank(piece) for piece in self.pieces])
+
+    @functools.cached_property
+    def blank_end(self) -> NDArray[np.bool_]:
+        """Tokens [V] that end with white space."""
+        return np.array([ends_blank(piece) for piece in self.pieces])
 
     def encode_arrays(self, texts: Sequence[str], dtype: DTypeLike) -> list[NDArray[Any]]:
         """As `encode_batch`, each text's ids as an array."""
@@ -121,6 +152,16 @@ class ByteTokenizer(Tokenizer):
 def _numbers(ids: Any) -> list[int]:
     """A list of ids from a list, an array or a tensor of one dimension."""
     return ids.tolist() if hasattr(ids, "tolist") else list(ids)
+
+
+def starts_blank(piece: bytes) -> bool:
+    """Is the first character white space?"""
+    return piece.decode("utf-8", "replace")[:1].isspace()
+
+
+def ends_blank(piece: bytes) -> bool:
+    """Is the last character white space?"""
+    return piece.decode("utf-8", "replace")[-1:].isspace()
 
 
 def utf8(text: str) -> bytes:
