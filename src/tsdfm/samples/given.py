@@ -40,7 +40,7 @@ class Given:
 
     def rows(self, which: Tensor, device: torch.device) -> Given:
         """The rows `which` [B], on `device`."""
-        return Given(*(x[which.to(x.device)].to(device) for x in (self.held, self.tokens, self.sides)))
+        return Given(*(x[which].to(device) for x in (self.held, self.tokens, self.sides)))
 
     def limits(self, tokenizer: Tokenizer) -> Limits | None:
         """The tokens that may be written beside the spaces that are given; none if they may be any."""
@@ -126,9 +126,13 @@ class Asked:
     given: Given | None
 
     @property
-    def choices(self) -> bool:
-        """Has any text several rows?"""
-        return len(self.numbers.unique()) < len(self.numbers)
+    def texts(self) -> int:
+        """How many texts there will be."""
+        return len(self.numbers.unique())
+
+    def rows(self, part: slice, device: torch.device) -> Given | None:
+        """What is given of some of the rows."""
+        return None if self.given is None else self.given.rows(self.which[part], device)
 
 
 def read_asked(
@@ -156,7 +160,7 @@ def read_asked(
         numbers += [first + place * n + j for j in range(n) for _ in each]
         which += [*range(start, start + len(each))] * n
         start += len(each)
-    known = bool(given.held.any()) or bool(given.sides.any())
+    known = bool(infills) or bool(given.held.any()) or bool(given.sides.any())
     return Asked(torch.tensor(numbers), torch.tensor(which), given if known else None)
 
 

@@ -20,6 +20,7 @@ from tsdfm.methods import jump_for
 from tsdfm.nn.velocity import Velocity, load_velocity, run_folder
 from tsdfm.samples.given import Asked, Given, read_asked, several
 from tsdfm.samples.guide import Guide
+from tsdfm.samples.lengths import TIMES, likeliest
 from tsdfm.samples.quick import Pass, Quick, by_logits, fitting, free_bytes, row_bytes
 from tsdfm.samples.trajectory import Recorder, Row, Trajectory, pieces_of
 from tsdfm.store.bundle import find_member
@@ -99,10 +100,10 @@ class TextModel:
     ) -> Samples:
         """Write `n` texts in `steps` network passes each (or along the grid `times`).
 
-        `prefix` is kept as it is; `infill` is a template with gaps, such as `"Mia has {2} balls."`: `{2}` is two tokens
-        long, and of `{1-4}` the model chooses the length (`samples.lengths`). `prompts` is another word for `prefix`.
-        Either may be a list: then `n` texts are written for each, in order, and text j of the p-th has the number
-        p·n + j.
+        `prefix` is kept as it is; `prompts` is another word for it. `infill` is a template with gaps, such as
+        `"Mia has {2} balls."`: `{2}` is two tokens long, and of `{1-4}` the model chooses the length, for some passes
+        more, which `nfe` counts (`samples.lengths`). Any of them may be a list: then `n` texts are written for each, in
+        order, and text j of the p-th has the number p·n + j.
 
         The random numbers of text i depend on the seed and on i alone; `first` numbers the first text, so that a long
         list can be made in parts. In batches of another size floating-point products round differently, and a draw on
@@ -118,7 +119,7 @@ class TextModel:
             raise UserError(f"the number of samples must be at least 1, not {n}")
         points = grid(steps) if times is None else check_grid(times)
         asked = self._asked(n, first, prefix, prompts, infill)
-        if on_pass is not None and asked.choices:
+        if on_pass is not None and asked.texts < len(asked.numbers):
             raise UserError("texts with a gap of several lengths are chosen at the end: to watch them, give one length")
         count = len(asked.numbers)
         size, rows, parts = self._rows(count, batch, trajectory, guide), list[Row](), list[Tensor]()
@@ -128,7 +129,7 @@ class TextModel:
         begin = time.perf_counter()
         for start in range(0, count, size):
             numbers = asked.numbers[start : start + size].to(self.velocity.device)
-            given = asked.given and asked.given.rows(asked.which[start : start + size], self.velocity.device)
+            given = asked.rows(slice(start, start + size), self.velocity.device)
             taken = guide.around(plain, given.held if given else None, stats) if guide and stats else plain
             recorder = Recorder(scorer.energy if scorer else None) if trajectory else None
             told = self._told(on_pass, numbers, len(points) - 1 + taken.final_pass)
@@ -138,6 +139,11 @@ class TextModel:
             if on_batch is not None:
                 on_batch(min(count, start + size), count)
         tokens, nfe = torch.cat(parts), made.nfe
+        if asked.texts < count:  # gaps of several lengths
+            with autocast(self.bf16, self.velocity.device):
+                kept = likeliest(self.velocity, asked, tokens, seed, points[1], size)
+            tokens, rows = tokens[kept], [rows[row] for row in kept] if rows else []
+            nfe = -(-count * (nfe + TIMES) // asked.texts)
         seconds = time.perf_counter() - begin
         way = self._trajectory(rows, len(points) - 1, made.nfe, seed, guide, scorer) if trajectory else None
         return Samples(
