@@ -5,17 +5,24 @@ two ways to fill the same class.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import io
+import json
+import math
 import operator
 import os
 import sys
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from tsdfm.errors import UserError
 from tsdfm.settings import add_flags, build, flag_values, merge, nearest, switches
+
+JSON = "--json"
 
 
 @dataclass(frozen=True)
@@ -28,6 +35,7 @@ class Verb:
     section: str | None = None  # of a recipe
     positional: str | None = None  # the setting that may come without its flag
     epilog: str = ""
+    json: bool = False  # can what it made be printed as JSON?
 
 
 VERBS = {
@@ -85,6 +93,7 @@ VERBS = {
         "write texts with a trained model",
         positional="model",
         epilog="tsdfm sample; tsdfm sample runs/mine/teacher --steps 64 --prefix 'Once upon' --live",
+        json=True,
     ),
     "pipeline": Verb(
         "tsdfm.pipeline.settings:PipelineSettings",
@@ -106,6 +115,7 @@ VERBS = {
         "say how likely texts are, by any judge",
         positional="texts",
         epilog="tsdfm judge score samples.jsonl --judge smollm2 --out scores.json",
+        json=True,
     ),
     "report measure": Verb(
         "tsdfm.report.settings:MeasureRunsSettings",
@@ -113,6 +123,7 @@ VERBS = {
         "sample runs at several step counts and judge the texts",
         positional="runs",
         epilog="tsdfm report measure runs/demo --samples 64 --judges smollm2",
+        json=True,
     ),
     "report main": Verb(
         "tsdfm.report.settings:MainSettings",
@@ -120,6 +131,7 @@ VERBS = {
         "perplexity and entropy of every method by steps",
         positional="runs",
         epilog="tsdfm report main runs/demo",
+        json=True,
     ),
     "report frontier": Verb(
         "tsdfm.report.settings:FrontierSettings",
@@ -127,6 +139,7 @@ VERBS = {
         "perplexity against entropy, and at matched entropy",
         positional="runs",
         epilog="tsdfm report frontier runs/demo --steps 8 --control fs-dfm",
+        json=True,
     ),
     "report threshold": Verb(
         "tsdfm.report.settings:ThresholdSettings",
@@ -134,6 +147,7 @@ VERBS = {
         "students by τ and by what they started from",
         positional="runs",
         epilog="tsdfm report threshold runs/demo",
+        json=True,
     ),
     "report candidates": Verb(
         "tsdfm.report.settings:CandidatesSettings",
@@ -141,6 +155,7 @@ VERBS = {
         "guided generation with K candidates",
         positional="runs",
         epilog="tsdfm report candidates runs/demo --k 1,2,5",
+        json=True,
     ),
     "report policy": Verb(
         "tsdfm.report.settings:PolicySettings",
@@ -148,6 +163,7 @@ VERBS = {
         "guided generation by each policy",
         positional="runs",
         epilog="tsdfm report policy runs/demo --steps 8,16",
+        json=True,
     ),
     "report refinement": Verb(
         "tsdfm.report.settings:RefinementSettings",
@@ -155,6 +171,7 @@ VERBS = {
         "what the token phase replaces and the safeguard accepts",
         positional="runs",
         epilog="tsdfm report refinement runs/demo",
+        json=True,
     ),
     "report diversity": Verb(
         "tsdfm.report.settings:DiversitySettings",
@@ -162,6 +179,7 @@ VERBS = {
         "how much completions of one midpoint differ",
         positional="runs",
         epilog="tsdfm report diversity runs/demo --midpoints 8",
+        json=True,
     ),
     "report compass": Verb(
         "tsdfm.report.settings:CompassTableSettings",
@@ -169,6 +187,7 @@ VERBS = {
         "the validation of each compass",
         positional="runs",
         epilog="tsdfm report compass runs/demo",
+        json=True,
     ),
     "report overhead": Verb(
         "tsdfm.report.settings:OverheadSettings",
@@ -176,6 +195,7 @@ VERBS = {
         "the time of a training step of each student",
         positional="runs",
         epilog="tsdfm report overhead runs/demo",
+        json=True,
     ),
     "report prefix": Verb(
         "tsdfm.report.settings:PrefixSettings",
@@ -183,6 +203,7 @@ VERBS = {
         "continuations of held-out prefixes",
         positional="runs",
         epilog="tsdfm report prefix runs/demo --share 0.5",
+        json=True,
     ),
     "report scaling": Verb(
         "tsdfm.report.settings:ScalingSettings",
@@ -190,6 +211,7 @@ VERBS = {
         "runs of several sizes",
         positional="runs",
         epilog="tsdfm report scaling runs/demo runs/larger",
+        json=True,
     ),
     "report mauve": Verb(
         "tsdfm.report.settings:MauveSettings",
@@ -197,6 +219,7 @@ VERBS = {
         "how near texts come to held-out text",
         positional="runs",
         epilog="tsdfm report mauve runs/mine --judges smollm2 --steps 8",
+        json=True,
     ),
     "report claims": Verb(
         "tsdfm.report.settings:ClaimsSettings",
@@ -204,6 +227,7 @@ VERBS = {
         "the paper's claims, answered from what was measured",
         positional="runs",
         epilog="tsdfm report claims runs/mine",
+        json=True,
     ),
     "report page": Verb(
         "tsdfm.report.settings:PageSettings",
@@ -211,6 +235,7 @@ VERBS = {
         "write the report as one HTML file",
         positional="folder",
         epilog="tsdfm report page runs/demo --open",
+        json=True,
     ),
     "view": Verb(
         "tsdfm.view.settings:ViewSettings",
@@ -233,6 +258,7 @@ VERBS = {
         "print what is known of a shipped model",
         positional="model",
         epilog="tsdfm card tsdfm-small",
+        json=True,
     ),
     "doctor": Verb(
         "tsdfm.doctor.settings:DoctorSettings",
@@ -240,6 +266,7 @@ VERBS = {
         "say what is installed, what this machine can do and what a recipe needs",
         positional="recipe",
         epilog="tsdfm doctor uniform_170m",
+        json=True,
     ),
     "completion": Verb(
         "tsdfm.completion.settings:CompletionSettings",
@@ -293,9 +320,37 @@ def _main(words: list[str]) -> int:
     name, rest = command(words)
     if name not in VERBS:
         raise UserError(f"unknown command {name!r}{nearest(name, VERBS)}")
-    settings = read(name, VERBS[name], rest)  # help and mistakes are told before anything heavy is loaded
-    load(VERBS[name].run)(settings)
+    verb, as_json = VERBS[name], VERBS[name].json and JSON in rest
+    words = [word for word in rest if word != JSON] if as_json else rest
+    settings = read(name, verb, words)  # help and mistakes are told before anything heavy is loaded
+    if as_json:
+        print_json(verb, settings)
+    else:
+        load(verb.run)(settings)
     return 0
+
+
+def print_json(verb: Verb, settings: Any) -> None:
+    """Run a verb; what it would print is kept back, and what it returns is printed as one JSON value."""
+    if getattr(settings, "stream", False):
+        raise UserError("--stream writes JSON lines where stdout is no terminal: leave out --json, or --stream")
+    with contextlib.redirect_stdout(io.StringIO()):
+        made = load(verb.run)(settings)
+    print(json.dumps(plain(made), ensure_ascii=False, indent=2))
+
+
+def plain(value: Any) -> Any:
+    """What a verb returned, for JSON: a file's content, or a record's plain values; null for what is no number."""
+    if isinstance(value, Path):
+        known = value.suffix == ".json" and value.is_file()
+        return plain(json.loads(value.read_text(encoding="utf-8"))) if known else {"path": str(value)}
+    if hasattr(value, "plain"):
+        return plain(value.plain())
+    if isinstance(value, Mapping):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def command(words: list[str]) -> tuple[str, list[str]]:
@@ -382,6 +437,8 @@ def plain_values(name: str, verb: Verb, words: list[str]) -> dict[str, Any]:
     )
     if verb.section:
         parser.add_argument("--recipe", metavar="NAME|FILE", help=f"take the settings of its {verb.section}")
+    if verb.json:
+        parser.add_argument(JSON, action="store_true", help="print what was made as JSON, and nothing else, on stdout")
     add_flags(parser, cls)
     found, left = parser.parse_known_args(spell_out(words, cls))
     given = vars(found)
@@ -396,12 +453,16 @@ def plain_values(name: str, verb: Verb, words: list[str]) -> dict[str, Any]:
 
 def positionals(cls: type, name: str, left: list[str]) -> dict[str, Any]:
     """The words that came without a flag, taken off `left`: one of them, or all where the setting is a list."""
-    if not left or left[0].startswith("-"):
+
+    def is_flag(word: str) -> bool:
+        return word.startswith("-") and word != "-"  # which is stdin
+
+    if not left or is_flag(left[0]):
         return {}
     if typing.get_origin(typing.get_type_hints(cls)[name]) is not tuple:
         return {name: left.pop(0)}
-    words = [word for word in left if not word.startswith("-")]
-    left[:] = [word for word in left if word.startswith("-")]
+    words = [word for word in left if not is_flag(word)]
+    left[:] = [word for word in left if is_flag(word)]
     return {name: words}
 
 

@@ -42,12 +42,13 @@ ModelPath = Annotated[Path, "a model"]
 """A run, a checkpoint or a bundle: its path, or the name of a shipped model."""
 
 
-def option(default: T, help: str) -> T:
-    """A settings field with its default and one line of help."""
+def option(default: T, help: str, *, alias: str | None = None) -> T:
+    """A settings field with its default and one line of help; `alias` is another word for its flag."""
+    about = {"help": help, "alias": alias}
     if dataclasses.is_dataclass(default) or isinstance(default, (list, dict)):
-        made: Any = dataclasses.field(default_factory=lambda: default, metadata={"help": help})
+        made: Any = dataclasses.field(default_factory=lambda: default, metadata=about)
     else:
-        made = dataclasses.field(default=default, metadata={"help": help})
+        made = dataclasses.field(default=default, metadata=about)
     return typing.cast(T, made)
 
 
@@ -223,6 +224,7 @@ def add_flags(parser: argparse.ArgumentParser, cls: type) -> None:
             shown = "required" if default is dataclasses.MISSING else f"default {_show(default)}"
             group.add_argument(
                 f"--{name.replace('_', '-')}",
+                *aliases(cls, name),
                 dest=name,
                 default=argparse.SUPPRESS,
                 metavar=_metavar(kind),
@@ -231,6 +233,12 @@ def add_flags(parser: argparse.ArgumentParser, cls: type) -> None:
                 const="true" if kind is bool else None,
                 help=f"{text} ({shown})".replace("%", "%%"),
             )
+
+
+def aliases(cls: type, name: str) -> list[str]:
+    """Other words for the flag of a field."""
+    found = [f.metadata.get("alias") for f in dataclasses.fields(typing.cast(Any, cls)) if f.name == name]
+    return [f"--{alias}" for alias in found if alias]
 
 
 def switches(cls: type) -> set[str]:

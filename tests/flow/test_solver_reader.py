@@ -15,7 +15,7 @@ from tsdfm.flow import solver
 from tsdfm.flow.jump import CumulativeJump, EulerJump
 from tsdfm.flow.noise import RowNoise
 from tsdfm.flow.schedule import Cosine, Polynomial
-from tsdfm.flow.solver import PartialModel, Step, solve
+from tsdfm.flow.solver import Limits, PartialModel, Step, solve
 from tsdfm.flow.source import Mask, Source, Uniform
 
 VOCAB, ROWS, LENGTH = 7, 9, 6
@@ -252,3 +252,54 @@ def test_a_bias_that_makes_no_sense(bias: Tensor, said: str) -> None:
     noise, x_0 = noise_and_start(Mask(VOCAB))
     with pytest.raises(UserError, match=said):
         solve(Table(Mask(VOCAB)), x_0, 2, EulerJump(Cosine(), Mask(VOCAB)), noise, bias=bias)
+
+
+@every_jump
+@every_source
+@pytest.mark.parametrize("times", [1, 5])
+@pytest.mark.parametrize("dials", [{}, {"temperature": 0.0}, {"temperature": 1.5, "top_p": 0.8}])
+def test_limits_hold_where_they_are_asked_for(kind: Any, source: Source, times: int, dials: Any) -> None:
+    """Tokens of the set alone, whichever logits are asked for; set 0, and one that allows everything, change nothing."""
+    allowed = torch.ones(3, VOCAB, dtype=torch.bool)
+    allowed[0, 1:] = False  # set 0 is every token, whatever its row says
+    allowed[2] = torch.arange(VOCAB) % 3 == 1
+    sets = torch.arange(ROWS * LENGTH).view(ROWS, LENGTH) % 3
+    whole, some, _ = both(source, kind(Polynomial(2.0), source), times, limits=Limits(sets, allowed), **dials)
+    assert torch.equal(whole, some)
+    assert (whole[sets == 2] % 3 == 1).all()
+    free, _, _ = both(source, kind(Polynomial(2.0), source), times, limits=Limits(sets % 2, allowed), **dials)
+    plain, _, _ = both(source, kind(Polynomial(2.0), source), times, **dials)
+    assert torch.equal(free, plain)
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        (
+            Limits(torch.zeros(LENGTH, dtype=torch.int64), torch.ones(1, VOCAB + 1, dtype=torch.bool)),
+            "allowed tokens have",
+        ),
+        (Limits(torch.zeros(3, dtype=torch.int64), torch.ones(1, VOCAB, dtype=torch.bool)), "limits of positions"),
+        (
+            Limits(torch.ones(LENGTH, dtype=torch.int64), torch.tensor([[True], [False]]).expand(2, VOCAB)),
+            "no token at all",
+        ),
+    ],
+)
+def test_limits_that_make_no_sense(limits: Limits, said: str) -> None:
+    source = Mask(VOCAB)
+    noise, x_0 = noise_and_start(source)
+    with pytest.raises(UserError, match=said):
+        solve(Table(source), x_0, 2, EulerJump(Polynomial(1.0), source), noise, limits=limits)
+
+
+@every_source
+def test_states_are_told_after_every_pass_and_ask_for_no_logits(source: Source) -> None:
+    told, jump = list[tuple[int, float, Tensor]](), CumulativeJump(Cosine(), source)
+    (noise, x_0), model = noise_and_start(source), Asked(source)
+    made = solve(model, x_0, 4, jump, noise, on_state=lambda k, t, x: told.append((k, t, x.clone())))
+    assert [(k, t) for k, t, _ in told] == [(1, 0.25), (2, 0.5), (3, 0.75), (4, 1.0)]
+    assert torch.equal(told[-1][2], made.tokens)
+    for (_, _, state), (seen, _) in zip(told, model.seen[1:], strict=False):
+        assert torch.equal(state, seen)
+    assert sum(len(places) for _, places in model.seen) < 4 * ROWS * LENGTH

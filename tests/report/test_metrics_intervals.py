@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
+from pathlib import Path
 
 import pytest
 import torch
 
+from tsdfm.cli import main
 from tsdfm.errors import UserError
-from tsdfm.report.metrics.intervals import ends, mean_interval, ratio_interval, resamples
+from tsdfm.report.metrics.intervals import ends, mean_interval, median_interval, ratio_interval, resamples
 from tsdfm.report.metrics.ngrams import NgramPool, text_stats
+from tsdfm.report.summary import with_interval
 
 
 def test_means_and_ratios_are_resampled_by_hand() -> None:
@@ -63,5 +67,22 @@ def test_nothing_to_resample_is_refused() -> None:
     for call in (lambda: mean_interval([]), lambda: ratio_interval([1.0], [0.0])):
         with pytest.raises(UserError):
             call()
-    assert mean_interval([3.0]) == (3.0, 3.0, 3.0)
+    assert mean_interval([3.0, 3.0]) == (3.0, 3.0, 3.0)
     assert not math.isnan(ratio_interval([2.0, 0.0], [1.0, 0.0])[1])  # resamples without a token are passed over
+
+
+def test_one_text_has_no_interval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A single text resampled is the same text: an interval without width would say that nothing is uncertain."""
+    stats = text_stats([torch.tensor([1, 2, 1, 3])])
+    found = [mean_interval([3.0]), ratio_interval([3.0], [1.0]), median_interval([3.0])]
+    found += [value for value in vars(stats).values() if value is not None]
+    assert len(found) == 10
+    assert all(math.isfinite(each.value) and each.interval is None for each in found)
+    assert mean_interval([3.0, 4.0]).interval is not None
+    assert with_interval(found[0], ".2f") == "3.00"
+    (tmp_path / "one.txt").write_text("Mia has two red balls.\n", encoding="utf-8")
+    words = ["judge", "score", str(tmp_path / "one.txt"), "--judge", "world:small"]
+    assert main(words) == 0
+    assert "[" not in capsys.readouterr().out.split("judge")[0]
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["ppl_interval"] is None

@@ -80,6 +80,8 @@ def after(verb: cli.Verb, rest: list[str], last: str) -> Iterator[Answer]:
     free = flags[f"--{verb.positional}"][0] if verb.positional else None
     if verb.section:
         flags["--recipe"] = RecipeName, f"take the settings of its {verb.section}"
+    if verb.json:
+        flags[cli.JSON] = bool, "print what was made as JSON"
     flags["--help"] = bool, "list the settings"
     wants, given = None, set[str]()  # the kind of value that the last flag waits for; the flags there are
     for word in rest:

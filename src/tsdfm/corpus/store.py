@@ -14,8 +14,8 @@ from tsdfm.corpus.files import Document, open_text
 from tsdfm.errors import UserError
 
 
-def split_file(folder: Path, split: str) -> Path:
-    return folder / f"{split}.jsonl.gz"
+def split_file(folder: str | Path, split: str) -> Path:
+    return Path(folder) / f"{split}.jsonl.gz"
 
 
 class SplitWriter:
@@ -43,12 +43,12 @@ class SplitWriter:
             self.raw.close()
 
 
-def read_split(folder: Path, split: str, start: int = 0) -> Iterator[str]:
+def read_split(folder: str | Path, split: str, start: int = 0) -> Iterator[str]:
     """The texts of a split, from document number `start`."""
     return (document.text for document in read_documents(folder, split, start))
 
 
-def read_documents(folder: Path, split: str, start: int = 0) -> Iterator[Document]:
+def read_documents(folder: str | Path, split: str, start: int = 0) -> Iterator[Document]:
     """The documents of a split, from number `start`; those before it are passed over without being parsed."""
     path = split_file(folder, split)
     with open_text(path) as file:
@@ -63,7 +63,7 @@ def read_documents(folder: Path, split: str, start: int = 0) -> Iterator[Documen
             yield document
 
 
-def count_documents(folder: Path, split: str) -> int:
+def count_documents(folder: str | Path, split: str) -> int:
     """How many documents the manifest says a split has."""
     from tsdfm.store.manifest import read_manifest
 

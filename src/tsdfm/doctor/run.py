@@ -27,13 +27,16 @@ NEEDED = ("torch", "numpy", "safetensors", "tokenizers", "rich")
 EXTRAS = {"hub": "datasets", "parquet": "pyarrow", "zstd": "zstandard", "tensorboard": "tensorboard", "wandb": "wandb"}
 
 
-def run(settings: DoctorSettings) -> None:
-    """Print the tables."""
+def run(settings: DoctorSettings) -> dict[str, dict[str, str]]:
+    """Print the tables; returns their rows."""
     console = Console()
     wanted = None if settings.recipe is None else needs(settings.recipe)  # a wrong name is told before anything else
-    console.print(two_columns("This machine", machine()))
+    found = {"machine": machine()}
+    console.print(two_columns("This machine", found["machine"]))
     if wanted is not None:
         console.print(two_columns(f"Recipe {settings.recipe}", wanted))
+        found["recipe"] = wanted
+    return found
 
 
 def two_columns(title: str, rows: dict[str, str]) -> Table:

@@ -69,9 +69,9 @@ class Metrics:
         self._file.close()
 
 
-def read_metrics(run: Path, kind: str | None = None) -> list[dict[str, Any]]:
+def read_metrics(run: str | Path, kind: str | None = None) -> list[dict[str, Any]]:
     """The lines of a run's metrics, all or of one kind (`train`, `eval`)."""
-    path = run / NAME
+    path = Path(run) / NAME
     if not path.is_file():
         raise UserError(f"no {NAME} in {run}")
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if _step(line) < math.inf]

@@ -70,14 +70,14 @@ class Book:
 def score_file(
     judge: Judge,
     texts: Sequence[str],
-    path: Path,
+    path: str | Path,
     *,
     prefixes: Sequence[str] | None = None,
     on_done: OnDone | None = None,
     part: int = PART,
 ) -> list[Score]:
     """A score for each text: from `path` where it is there, by the judge (and kept in `path`) where not."""
-    return Book(path).refresh().score(judge, texts, prefixes, on_done, part)
+    return Book(Path(path)).refresh().score(judge, texts, prefixes, on_done, part)
 
 
 def key_of(text: str, prefix: str = "") -> str:
@@ -86,9 +86,9 @@ def key_of(text: str, prefix: str = "") -> str:
     return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def read_scores(path: Path) -> dict[str, dict[str, Score]]:
+def read_scores(path: str | Path) -> dict[str, dict[str, Score]]:
     """The whole lines, by judge and text; one that a kill cut short is passed over."""
-    found: dict[str, dict[str, Score]] = {}
+    path, found = Path(path), dict[str, dict[str, Score]]()
     if not path.is_file():
         return found
     with path.open(encoding="utf-8", errors="replace") as file:

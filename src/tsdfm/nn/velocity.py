@@ -153,7 +153,7 @@ def spec_in(manifest: dict[str, Any], path: Path) -> VelocitySpec:
 
 
 def load_velocity(
-    path: Path,
+    path: str | Path,
     device: torch.device | str = "cpu",
     *,
     which: str = "ema",
@@ -165,7 +165,7 @@ def load_velocity(
     `which` picks the averaged (`ema`) or the plain weights (`model`). `tsdfm-small` and `tsdfm-small/teacher` are
     those that came with tsdfm; `role` is the one of a bundle that is meant where its path names none.
     """
-    found = find_weights(path, role, which=which, choose=choose)
+    found = find_weights(Path(path), role, which=which, choose=choose)
     spec = spec_in(found.manifest, found.place)
     net = spec.network()
     weights = found.weights()

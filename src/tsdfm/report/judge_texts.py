@@ -14,7 +14,8 @@ from tsdfm.judges.settings import JudgeScoreSettings
 from tsdfm.judges.texts import Texts, read_texts
 from tsdfm.report.bench import progress
 from tsdfm.report.metrics.perplexity import judge_scores
-from tsdfm.report.rows import Plain, plain
+from tsdfm.report.rows import Plain, estimate, plain
+from tsdfm.report.summary import with_interval
 from tsdfm.report.table import Column, Table
 from tsdfm.store.files import write_json
 from tsdfm.tokens.tokenizer import Tokenizer, load_tokenizer
@@ -70,8 +71,7 @@ def table_of(judge: Judge, rows: list[Plain]) -> Table:
     """The rows, with the interval of the first perplexity."""
     table = Table("scores", "Perplexity under a judge", [])
     for row in rows:
-        low, high = row["ppl_interval"] or (0.0, 0.0)
-        text = None if row["ppl"] is None else f"{row['ppl']:.1f} [{low:.1f}, {high:.1f}]"
+        text = with_interval(estimate(row, "ppl"), ".1f")
         table.add(**{**row, "file": Path(row["file"]).name}, ppl_text=text)
     table.columns = [c for c in COLUMNS if any(row.get(c.name) is not None for row in table.rows)]
     left = sum(row["unscored"] for row in rows)

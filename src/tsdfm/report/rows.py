@@ -148,7 +148,7 @@ def plain(made: Any) -> Plain:
     for f in fields(made):
         value = getattr(made, f.name)
         if isinstance(value, Estimate):
-            ends = [value.low, value.high] if math.isfinite(value.low) else None
+            ends = value.interval
             out |= {f.name: value.value, **({f"{f.name}_interval": ends} if ends else {})}
         elif is_dataclass(value) or value is not None:
             out[f.name] = plain(value) if is_dataclass(value) else value

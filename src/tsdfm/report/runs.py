@@ -162,21 +162,21 @@ class RunSet:
         return run.method if len(same) == 1 else f"{run.method} [{run.name}]"
 
 
-def find_runs(paths: Sequence[Path], tokens: Path | None = None) -> RunSet:
+def find_runs(paths: Sequence[str | Path], tokens: str | Path | None = None) -> RunSet:
     """The runs in a pipeline's folder (its subfolders with a manifest), the run folders themselves, or a bundle's."""
     if not paths:
         raise UserError("give a pipeline's folder, run folders, or the name of a shipped model")
-    runs = [run for path in dict.fromkeys(paths) for run in runs_at(path)]
+    runs = [run for path in dict.fromkeys(map(Path, paths)) for run in runs_at(path)]
     if not any(run.kind in ("model", "compass") for run in runs):
         raise UserError(f"{paths[0]} holds no finished teacher, student or compass: give a pipeline's folder or runs")
     home = runs[0].path.parent
     models = sorted((r for r in runs if r.kind == "model"), key=lambda run: run.order)
     compasses = sorted((r for r in runs if r.kind == "compass"), key=lambda run: run.order)
-    tokens = tokens or tokens_of(home, runs)
+    place = Path(tokens) if tokens else tokens_of(home, runs)
     same_tokenizer(models)
-    if tokens is not None:
-        same_tokens([run for run in models if run.shipped], tokens)
-    return RunSet(home, tuple(models), tuple(compasses), tokens)
+    if place is not None:
+        same_tokens([run for run in models if run.shipped], place)
+    return RunSet(home, tuple(models), tuple(compasses), place)
 
 
 def same_tokenizer(models: Sequence[TrainedRun]) -> None:
@@ -220,10 +220,10 @@ def runs_at(path: Path) -> list[TrainedRun]:
     return [own] if own is not None and own.kind else in_folder(folder)
 
 
-def run_at(path: Path) -> TrainedRun:
+def run_at(path: str | Path) -> TrainedRun:
     """The one run a path means; of a bundle, its student."""
     shipped = find_shipped(path)
-    return runs_at(shipped[0].folder / "student" if shipped and shipped[1] is None else path)[0]
+    return runs_at(shipped[0].folder / "student" if shipped and shipped[1] is None else Path(path))[0]
 
 
 def in_folder(folder: Path) -> list[TrainedRun]:

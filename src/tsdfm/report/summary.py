@@ -16,9 +16,9 @@ from tsdfm.terminal import visible
 MOST = 12  # rows of the table that a pipeline ends with
 
 
-def read_rows(report: Path) -> list[Row]:
+def read_rows(report: str | Path) -> list[Row]:
     """The rows of a report's `metrics.json`."""
-    return [Row.read(row) for row in json.loads((report / "metrics.json").read_text(encoding="utf-8"))]
+    return [Row.read(row) for row in json.loads((Path(report) / "metrics.json").read_text(encoding="utf-8"))]
 
 
 def closing(out: Path, page: Path | None = None, console: Console | None = None) -> None:
@@ -82,9 +82,9 @@ def every_row(rows: Sequence[Row]) -> Table:
 
 
 def with_interval(found: Estimate | None, form: str, ends: str | None = None) -> str | None:
-    """`0.812 [0.75, 0.86]`."""
-    if found is None:
-        return None
+    """`0.812 [0.75, 0.86]`; of one text, `0.812`."""
+    if found is None or found.interval is None:
+        return None if found is None else f"{found.value:{form}}"
     return f"{found.value:{form}} [{found.low:{ends or form}}, {found.high:{ends or form}}]"
 
 

@@ -121,8 +121,9 @@ class Table:
         columns = [Column(**{"label": c["name"], **c}) for c in known]
         return cls(name, str(found.get("title") or name), columns, rows, list(found.get("notes") or ()))
 
-    def save(self, folder: Path) -> Path:
+    def save(self, folder: str | Path) -> Path:
         """Write `<name>.json`, `.md` and `.tex` into `folder`; returns the JSON's path."""
+        folder = Path(folder)
         write_text(folder / f"{self.name}.md", self.markdown())
         write_text(folder / f"{self.name}.tex", self.latex())
         return write_json(folder / f"{self.name}.json", self.plain())

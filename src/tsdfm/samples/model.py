@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from tsdfm.errors import UserError
 from tsdfm.flow import Jump, RowNoise, Solution, Step, check_grid, grid, solve
 from tsdfm.methods import jump_for
 from tsdfm.nn.velocity import Velocity, load_velocity, run_folder
-from tsdfm.samples.given import Asked, Given, read_asked, several
+from tsdfm.samples.given import Given, read_asked, several
 from tsdfm.samples.guide import Guide
 from tsdfm.samples.lengths import TIMES, likeliest
 from tsdfm.samples.quick import Pass, Quick, by_logits, fitting, free_bytes, row_bytes
@@ -32,6 +33,7 @@ from tsdfm.tokens.tokenizer import Tokenizer, load_tokenizer
 class Samples:
     """Finished texts. `tokens` [n, L]; `nfe` network passes each; `seconds` of generation for all of them.
 
+    `first` is the number of the first one; `prefix` or `infill` of each text are there where they were asked for.
     A guided generation also has `compass_calls`, states the compass scored for each text, and what `navigation` did.
     """
 
@@ -42,6 +44,29 @@ class Samples:
     trajectory: Trajectory | None = None
     compass_calls: float = 0.0
     navigation: Mapping[str, float] = field(default_factory=dict)
+    seed: int = 0
+    first: int = 0
+    prefix: list[str] | None = None
+    infill: list[str] | None = None
+
+    def records(self) -> list[dict[str, Any]]:
+        """A record of each text, for JSON: its number, how it was made, what was given of it, and the text."""
+        about, given = {"seed": self.seed, "nfe": self.nfe}, {"prefix": self.prefix, "infill": self.infill}
+        return [
+            {
+                "index": self.first + i,
+                **about,
+                **{name: each[i] for name, each in given.items() if each is not None},
+                "text": text,
+                "tokens": row,
+            }
+            for i, (text, row) in enumerate(zip(self.texts, self.tokens.tolist(), strict=True))
+        ]
+
+    def plain(self) -> dict[str, Any]:
+        """All of it for JSON, without the trajectory."""
+        guided = {"compass_calls": self.compass_calls, "navigation": self.navigation} if self.navigation else {}
+        return {"seed": self.seed, "nfe": self.nfe, "seconds": self.seconds, **guided, "texts": self.records()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +143,11 @@ class TextModel:
         if n < 1:
             raise UserError(f"the number of samples must be at least 1, not {n}")
         points = grid(steps) if times is None else check_grid(times)
-        asked = self._asked(n, first, prefix, prompts, infill)
+        if prefix is not None and prompts is not None:
+            raise UserError("prompts is another word for prefix: give one of the two")
+        prefixes, infills = several(prompts if prefix is None else prefix, "prefixes"), several(infill, "templates")
+        spec = self.velocity.spec
+        asked = read_asked(self.tokenizer, spec.length, spec.anchor, n, first, prefixes=prefixes, infills=infills)
         if on_pass is not None and asked.texts < len(asked.numbers):
             raise UserError("texts with a gap of several lengths are chosen at the end: to watch them, give one length")
         count = len(asked.numbers)
@@ -154,6 +183,10 @@ class TextModel:
             trajectory=way,
             compass_calls=stats.scored / len(tokens) if stats else 0.0,
             navigation=stats.summary() if stats else {},
+            seed=seed,
+            first=first,
+            prefix=[text for text in prefixes for _ in range(n)] or None,
+            infill=[text for text in infills for _ in range(n)] or None,
         )
 
     def _rows(self, n: int, batch: int | None, trajectory: bool, guide: Guide | None) -> int:
@@ -204,20 +237,6 @@ class TextModel:
                 on_step=on_step,
                 on_state=on_state,
             )
-
-    def _asked(
-        self,
-        n: int,
-        first: int,
-        prefix: str | Sequence[str] | None,
-        prompts: str | Sequence[str] | None,
-        infill: str | Sequence[str] | None,
-    ) -> Asked:
-        if prefix is not None and prompts is not None:
-            raise UserError("prompts is another word for prefix: give one of the two")
-        spec, prefix = self.velocity.spec, prompts if prefix is None else prefix
-        prefixes, infills = several(prefix, "prefixes"), several(infill, "infill templates")
-        return read_asked(self.tokenizer, spec.length, spec.anchor, n, first, prefixes=prefixes, infills=infills)
 
     def _told(
         self, on_pass: Callable[[Moment], None] | None, numbers: Tensor, of: int

@@ -14,7 +14,8 @@ from rich.progress import Progress
 from tsdfm.errors import UserError
 from tsdfm.samples.defaults import SampleDefaults, manner_of
 from tsdfm.samples.guide import compass_for, guide_from
-from tsdfm.samples.model import Samples, TextModel, load
+from tsdfm.samples.model import Moment, Samples, TextModel, load
+from tsdfm.samples.prefixes import read_prefixes
 from tsdfm.samples.settings import SampleSettings
 from tsdfm.samples.trajectory import Trajectory
 from tsdfm.store.bundle import default_model
@@ -22,8 +23,24 @@ from tsdfm.store.files import disk
 from tsdfm.terminal import visible
 
 
-def run(settings: SampleSettings, replay: Callable[[Trajectory, Console], None] | None = None) -> Samples:
-    """Sample, show and save. `replay` plays the texts in the terminal before they are printed."""
+def show_texts(samples: Samples) -> None:
+    """Print the texts, each under a line that says how to get it again."""
+    console = Console()
+    for number, text in enumerate(samples.texts, samples.first):
+        console.rule(f"text {number}, seed {samples.seed}, {samples.nfe} passes", align="left", style="dim")
+        console.print(visible(text), markup=False, highlight=False, soft_wrap=True)
+
+
+def run(
+    settings: SampleSettings,
+    replay: Callable[[Trajectory, Console], None] | None = None,
+    *,
+    on_pass: Callable[[Moment], None] | None = None,
+    show: Callable[[Samples], None] = show_texts,
+) -> Samples:
+    """Sample, show and save. `replay` plays the texts in the terminal before they are shown, `on_pass` as they come."""
+    if settings.stream and settings.live:
+        raise UserError("--stream shows the texts as they come, --live replays them after: choose one")
     if settings.compass is not None and settings.guide == "blind" and not settings.watched:
         raise UserError(
             "--compass guides nothing without --guide sequence, token or sequence-to-token, "
@@ -35,17 +52,14 @@ def run(settings: SampleSettings, replay: Callable[[Trajectory, Console], None] 
     model = load(place, settings.device, which=settings.weights, choose=settings.checkpoint)
     model = replace(model, quick=settings.quick)
     manner = manner_of(settings, place)
-    samples = generate(model, settings, manner, place)
+    samples = generate(model, settings, manner, place, on_pass)
     if settings.out is not None:
-        write_texts(settings.out, samples, settings)
+        write_texts(settings.out, samples)
     if settings.save_trajectory is not None and samples.trajectory is not None:
         samples.trajectory.save(settings.save_trajectory)
-    console = Console()
     if replay is not None and samples.trajectory is not None:
-        replay(samples.trajectory, console)
-    for number, text in enumerate(samples.texts):
-        console.rule(f"text {number}, seed {settings.seed}, {samples.nfe} passes", align="left", style="dim")
-        console.print(visible(text), markup=False, highlight=False, soft_wrap=True)
+        replay(samples.trajectory, Console())
+    show(samples)
     guided = f"{samples.compass_calls:.0f} compass calls a text, " if samples.navigation else ""
     speed = samples.tokens.numel() / samples.seconds
     number = len(samples.texts)
@@ -55,41 +69,49 @@ def run(settings: SampleSettings, replay: Callable[[Trajectory, Console], None] 
     return samples
 
 
-def generate(model: TextModel, settings: SampleSettings, manner: SampleDefaults, place: Path) -> Samples:
+def generate(
+    model: TextModel,
+    settings: SampleSettings,
+    manner: SampleDefaults,
+    place: Path,
+    on_pass: Callable[[Moment], None] | None = None,
+) -> Samples:
     """The texts, with a progress bar on a terminal. What may be left to the model is taken from `manner`."""
+    prefixes = [*settings.prefix, *(read_prefixes(settings.prefix_file) if settings.prefix_file is not None else [])]
     guide = guide_from(settings.guide, settings.compass, settings.navigate, model.velocity, place)
     scorer = None
     if settings.compass is not None and guide is None:
         scorer = compass_for(settings.compass, model.velocity, "the model to be scored")
-    with Progress(console=Console(stderr=True), transient=True, disable=not Console(stderr=True).is_terminal) as bar:
-        job = bar.add_task(f"{manner.steps} passes", total=manner.n)
+    silent = on_pass is not None or not Console(stderr=True).is_terminal
+    with Progress(console=Console(stderr=True), transient=True, disable=silent) as bar:
+        job = bar.add_task(f"{manner.steps} passes", total=None)
         return model.sample(
             manner.n,
             manner.steps,
             settings.seed,
-            prefix=settings.prefix,
-            infill=settings.infill,
+            prefix=prefixes or None,
+            infill=settings.infill or None,
             temperature=manner.temperature,
             top_p=settings.top_p,
             jump=manner.jump,
             batch=settings.batch,
             trajectory=settings.watched,
-            on_batch=lambda done, _: bar.update(job, completed=done),
+            on_batch=lambda done, of: bar.update(job, completed=done, total=of),
+            on_pass=on_pass,
             guide=guide,
             compass=scorer,
         )
 
 
-def write_texts(path: Path, samples: Samples, settings: SampleSettings) -> None:
+def write_texts(path: Path, samples: Samples) -> None:
     """A JSON object a line, in one atomic step."""
     temp = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     with disk(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with temp.open("w", encoding="utf-8") as file:
-                for number, (text, row) in enumerate(zip(samples.texts, samples.tokens.tolist(), strict=True)):
-                    line = {"index": number, "seed": settings.seed, "nfe": samples.nfe, "text": text, "tokens": row}
-                    file.write(json.dumps(line, ensure_ascii=False) + "\n")
+                for record in samples.records():
+                    file.write(json.dumps(record, ensure_ascii=False) + "\n")
             temp.replace(path)
         finally:
             temp.unlink(missing_ok=True)

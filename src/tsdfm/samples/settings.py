@@ -16,11 +16,16 @@ class SampleSettings:
     """Write texts with a trained model."""
 
     model: ModelPath | None = option(None, "run folder, checkpoint, bundle or shipped name; none: the shipped model")
-    n: int | None = option(None, "texts to write; none: 4, or what a shipped model asks for")
+    n: int | None = option(None, "texts to write, for each prefix; none: 4, or what a shipped model asks for")
     steps: int | None = option(None, "network passes for each text; none: 16, or what a shipped model asks for")
-    seed: int = option(0, "text i depends on the seed and i alone")
-    prefix: str | None = option(None, "how every text begins")
-    infill: str | None = option(None, "template with gaps: 'Mia has {2} balls.' leaves two tokens to write")
+    seed: int = option(0, "the random numbers of text i depend on the seed and i alone")
+    prefix: tuple[str, ...] = option((), "how texts begin; given several times, n texts for each", alias="prompt")
+    prefix_file: Path | None = option(
+        None, "more prefixes, one a line, or JSON lines with a field prefix, prompt or text; - is stdin"
+    )
+    infill: tuple[str, ...] = option(
+        (), "template with gaps: 'Mia has {2} balls.' leaves two tokens to write, {1-4} one to four"
+    )
     temperature: float | None = option(
         None, "below 1 is safer and narrower, 0 takes the likeliest token; none: 1, or what a shipped model asks for"
     )
@@ -39,6 +44,7 @@ class SampleSettings:
     )
     out: Path | None = option(None, "also write the texts to this file, a JSON object a line")
     live: bool = option(False, "replay the texts appearing step by step in the terminal")
+    stream: bool = option(False, "show every pass as it comes: in place on a terminal, else as JSON lines")
     save_trajectory: Path | None = option(None, "write the trajectory, for the viewers, to this file")
     navigate: NavigateSettings = option(NavigateSettings(), "navigation, for --guide")
 

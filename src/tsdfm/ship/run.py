@@ -213,8 +213,8 @@ def read_card(path: Path | None) -> str | None:
         raise UserError(f"cannot read the card {path} ({problem}): give a Markdown file") from None
 
 
-def show_card(settings: CardSettings) -> str:
-    """`tsdfm card`: print it."""
+def show_card(settings: CardSettings) -> dict[str, Any]:
+    """`tsdfm card`: print it; returns the bundle's manifest, with the card in it."""
     place = settings.model or default_model()
     found = find_shipped(place)
     if found is None:
@@ -225,4 +225,4 @@ def show_card(settings: CardSettings) -> str:
         raise UserError(f"{path} is missing: {MEND}")
     text = path.read_text(encoding="utf-8")
     print(text, end="")
-    return text
+    return {**found[0].manifest, "card": text}

@@ -122,7 +122,7 @@ def find_weights(path: Path, role: str, *, which: str, choose: str) -> FoundWeig
     return FoundWeights(member.file, member.about, member.sha256, member.weights)
 
 
-def find_member(path: Path, role: str) -> Member | None:
+def find_member(path: str | Path, role: str) -> Member | None:
     """The model of a bundle that `path` means, `role` unless it names one; none if it means something else."""
     found = find_shipped(path)
     return None if found is None else found[0].member(found[1] or role)
@@ -138,8 +138,9 @@ def on_disk(path: Path, name: str, role: str | None = None) -> Path:
     return path if member is None else member.file
 
 
-def find_shipped(path: Path) -> tuple[Bundle, str | None] | None:
+def find_shipped(path: str | Path) -> tuple[Bundle, str | None] | None:
     """The bundle that `path` means and the model it names, if it does: FOLDER, FOLDER/teacher, NAME, NAME/teacher."""
+    path = Path(path)
     if path.exists():
         return (read_bundle(path), None) if is_bundle(path) else None
     if path.name in ROLES and is_bundle(path.parent):
@@ -160,8 +161,9 @@ def is_bundle(folder: Path) -> bool:
         return False
 
 
-def read_bundle(folder: Path) -> Bundle:
+def read_bundle(folder: str | Path) -> Bundle:
     """A bundle, checked to be one this version reads. Its weights are checked when they are read."""
+    folder = Path(folder)
     manifest = read_json(folder / MANIFEST)
     if manifest.get("format") not in READS:
         known = " and ".join(map(str, READS))

@@ -120,8 +120,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     return {"sha256": file_sha256(path), "bytes": path.stat().st_size}
 
 
-def find_checkpoint(path: Path, choose: str = "newest") -> Path:
+def find_checkpoint(path: str | Path, choose: str = "newest") -> Path:
     """The checkpoint folder that `path` means: itself, or the `newest` or `best` one of a run folder."""
+    path = Path(path)
     if (path / STATE).is_file():
         return path
     if not path.is_dir():
@@ -139,13 +140,14 @@ def find_checkpoint(path: Path, choose: str = "newest") -> Path:
     return newest
 
 
-def has_checkpoint(path: Path) -> bool:
+def has_checkpoint(path: str | Path) -> bool:
     """Does `path` mean a checkpoint, or a run that has come as far as one?"""
-    return (path / STATE).is_file() or bool(Store(path).steps())
+    return (Path(path) / STATE).is_file() or bool(Store(Path(path)).steps())
 
 
-def read_state(checkpoint: Path) -> dict[str, Any]:
+def read_state(checkpoint: str | Path) -> dict[str, Any]:
     """The state of a checkpoint, checked to be one this version reads."""
+    checkpoint = Path(checkpoint)
     state = read_json(checkpoint / STATE)
     if state.get("format") != FORMAT:
         raise UserError(f"{checkpoint / STATE} has format {state.get('format')!r}, this version reads {FORMAT}")
@@ -183,7 +185,7 @@ def mend(checkpoint: Path) -> str:
     return f"restore it from a copy, or delete {checkpoint.name} to use the one before"
 
 
-def load_weights(path: Path, which: str = "ema", choose: str = "newest") -> dict[str, Tensor]:
+def load_weights(path: str | Path, which: str = "ema", choose: str = "newest") -> dict[str, Tensor]:
     """Whole CPU tensors by name, from a checkpoint or a run; `ema` is the plain weights where a run kept no average."""
     if which not in ("ema", "model"):
         raise UserError(f"weights are 'ema' or 'model', not {which!r}")

@@ -7,6 +7,7 @@ import errno
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,9 @@ from tsdfm.errors import UserError
 FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
-def write_json(path: Path, value: Any) -> Path:
+def write_json(path: str | Path, value: Any) -> Path:
     """Write JSON so that a reader, or a kill, sees the old file or the new one and nothing between."""
-    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    path, text = Path(path), json.dumps(value, indent=2, ensure_ascii=False) + "\n"
     with disk(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temp = path.with_name(f".{path.name}.tmp-{os.getpid()}")
@@ -35,10 +36,10 @@ def write_json(path: Path, value: Any) -> Path:
     return path
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: str | Path) -> dict[str, Any]:
     """A JSON object from a file this library wrote, or one clear line."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"no file at {path}") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as problem:
@@ -46,6 +47,22 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(f"{path} is damaged (not a JSON object): make it again, or restore it from a copy")
     return value
+
+
+def text_lines(path: Path) -> list[tuple[int, str]]:
+    """The lines of a UTF-8 file, or of stdin where the path is `-`, that are not blank, with their numbers from 1."""
+    try:
+        text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"no file at {path}") from None
+    except OSError as problem:
+        raise UserError(f"cannot read {path} ({problem.strerror})") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not UTF-8 text") from None
+    lines = [(number, line.removesuffix("\r")) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if not lines:
+        raise UserError(f"{path} holds no text")
+    return lines
 
 
 @contextlib.contextmanager

@@ -64,8 +64,9 @@ def make_manifest(
     return {**manifest, **(extra or {})}
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: str | Path) -> dict[str, Any]:
     """The manifest of an artifact folder, or one clear line."""
+    folder = Path(folder)
     path = folder / NAME
     if not folder.is_dir():
         raise UserError(f"no folder at {folder}: give the output folder of an earlier stage")

@@ -104,9 +104,9 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> PairTokenizer:
     return PairTokenizer(vocab, merges, len(vocab), f"bpe-{len(vocab) + 1}")
 
 
-def gpt2(folder: Path | None = None) -> PairTokenizer:
+def gpt2(folder: str | Path | None = None) -> PairTokenizer:
     """GPT-2's tokenizer from `encoder.json` and `vocab.bpe` (or the hub's names for them), or from the hub."""
-    vocab_path, merges_path = _local_files(folder) if folder is not None else _hub_files()
+    vocab_path, merges_path = _local_files(Path(folder)) if folder is not None else _hub_files()
     try:
         ids = json.loads(vocab_path.read_text(encoding="utf-8"))
         vocab = sorted(ids, key=ids.__getitem__)

@@ -27,7 +27,8 @@ class TokenRows:
     rows.take([5, 2])    # [2, L], a copy
     """
 
-    def __init__(self, folder: Path, split: str = "train") -> None:
+    def __init__(self, folder: str | Path, split: str = "train") -> None:
+        folder = Path(folder)
         manifest = read_manifest(folder)
         if manifest.get("stage") != "tokens":
             raise UserError(

@@ -122,11 +122,11 @@ class Tokenizer(abc.ABC):
         plain = json.dumps(self.content(), sort_keys=True, ensure_ascii=True, separators=(",", ":"))
         return hashlib.sha256(plain.encode()).hexdigest()
 
-    def save(self, folder: Path) -> Path:
+    def save(self, folder: str | Path) -> Path:
         """Write `folder/tokenizer.json` in one atomic step."""
         from tsdfm.store.files import write_json
 
-        return write_json(folder / FILE, {"name": self.name, "fingerprint": self.fingerprint, **self.content()})
+        return write_json(Path(folder) / FILE, {"name": self.name, "fingerprint": self.fingerprint, **self.content()})
 
 
 class ByteTokenizer(Tokenizer):
@@ -172,12 +172,12 @@ def utf8(text: str) -> bytes:
         raise UserError("the text has half a surrogate pair in it, which is not valid Unicode: remove it") from None
 
 
-def load_tokenizer(folder: Path) -> Tokenizer:
+def load_tokenizer(folder: str | Path) -> Tokenizer:
     """The tokenizer that `save` wrote into `folder`; a tokens folder's own is found too."""
     from tsdfm.store.files import read_json
     from tsdfm.tokens.bpe import PairTokenizer
 
-    places = [folder / FILE, folder / "tokenizer" / FILE]
+    places = [Path(folder) / FILE, Path(folder) / "tokenizer" / FILE]
     path = next((place for place in places if place.is_file()), None)
     if path is None:
         raise UserError(f"no {FILE} in {folder}: give a folder that the tokens stage made")

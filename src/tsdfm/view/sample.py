@@ -1,4 +1,4 @@
-"""`tsdfm sample`, which `--live` shows as it happens: `samples` writes, the view plays."""
+"""`tsdfm sample`, which `--live` and `--stream` show as it happens: `samples` writes, the view plays."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from tsdfm.samples.settings import SampleSettings
 
 
 def run(settings: SampleSettings) -> Samples:
-    """Sample, show and save; what the player needs is loaded only where it is asked for."""
+    """Sample, show and save; what the players need is loaded only where it is asked for."""
+    if settings.stream:
+        from tsdfm.view.stream import stream
+
+        shown = stream()
+        try:
+            return write(settings, on_pass=shown, show=shown.show)
+        finally:
+            shown.close()
     if not settings.live:
         return write(settings)
     from tsdfm.view.terminal import replay

@@ -90,8 +90,8 @@ def diversity(groups: Tensor, end: int) -> Plain:
         entropies += entropy_bits(texts)
     out: Plain = {"entropy_bits": mean(entropies)}
     for name, found in values.items():
-        value, low, high = mean_interval(found)
-        out |= {name: value, f"{name}_interval": [low, high]}
+        made = mean_interval(found)
+        out |= {name: made.value, f"{name}_interval": made.interval}
     return {**out, "positions": out["edit_distance"] * groups.shape[-1]}
 
 

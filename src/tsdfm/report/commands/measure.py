@@ -12,11 +12,11 @@ from tsdfm.report.summary import by_steps, read_rows
 
 
 def run(settings: MeasureRunsSettings) -> Path:
-    """Measure every model that is found; returns the report's folder."""
+    """Measure every model that is found; returns the path of `metrics.json`."""
     desk = Desk("measure", settings, modelled=True)
     asked = {name: getattr(settings, name) for name in ("steps", "teacher_steps", "show", "frontier")}
     models, tokens = [model.path for model in desk.runs.models], desk.runs.tokens_or_refuse()
     out = measure_all(replace(desk.measure, **asked), models, tokens, desk.report, verbose=settings.verbose)
     if not settings.verbose:
         by_steps(read_rows(out)).show()
-    return out
+    return out / "metrics.json"

@@ -127,9 +127,9 @@ def continued(desk: Desk, made: TextModel, task: Prefixes, key: Plain) -> Cell:
 
 def fields_of(row: Row, cell: Cell, task: Prefixes) -> Plain:
     """What judges and the held-out continuation say of a cell."""
-    value, low, high = mean_interval(token_accuracy(torch.tensor(cell.tokens), task.rows, task.asked))
+    accuracy = mean_interval(token_accuracy(torch.tensor(cell.tokens), task.rows, task.asked))
     plain = {name: value for name, value in row.plain().items() if name not in UNSAMPLED and value is not None}
-    return {**plain, "accuracy": value, "accuracy_interval": [low, high], "texts": cell.texts[:2]}
+    return {**plain, "accuracy": accuracy.value, "accuracy_interval": accuracy.interval, "texts": cell.texts[:2]}
 
 
 def mauve_of(desk: Desk, cell: Cell, held_out: Cell) -> float | None:

@@ -14,11 +14,16 @@ from tsdfm.errors import UserError
 
 
 class Estimate(NamedTuple):
-    """A value and the two ends of its 95 % interval, NaN where that is not known."""
+    """A value and the two ends of its 95 % interval, NaN where that is not known: one text has none."""
 
     value: float
     low: float = math.nan
     high: float = math.nan
+
+    @property
+    def interval(self) -> list[float] | None:
+        """The two ends, for JSON."""
+        return [self.low, self.high] if math.isfinite(self.low) else None
 
 
 @lru_cache(maxsize=8)
@@ -28,13 +33,15 @@ def resamples(count: int, seed: int, draws: int) -> Tensor:
     return torch.randint(count, (draws, count), generator=generator)
 
 
-def ends(replicates: Tensor, estimate: float, centred: bool = False) -> Estimate:
+def ends(replicates: Tensor, estimate: float, centred: bool = False, *, texts: int | None = None) -> Estimate:
     """The interval between the 2.5th and the 97.5th percentile of the replicates [draws].
 
     With `centred`, they are first moved so that their mean is the estimate. A resample holds some texts twice, so what
     counts different things (the entropy of a pool, distinct-n) comes out too low in every one of them; their spread
-    is then of use, their place is not.
+    is then of use, their place is not. Of a single one of `texts` every resample is the same: that is no interval.
     """
+    if texts == 1:
+        return Estimate(estimate)
     draws = len(replicates)
     ordered = replicates.sort().values
     low, high = ordered[int(0.025 * draws)], ordered[min(draws - 1, int(0.975 * draws))]
@@ -45,7 +52,7 @@ def ends(replicates: Tensor, estimate: float, centred: bool = False) -> Estimate
 def mean_interval(values: Sequence[float], seed: int = 0, draws: int = 1000) -> Estimate:
     """Mean of `values` and its 95 % bootstrap interval (percentiles of `draws` resampled means)."""
     sample = _some(values)
-    return ends(sample[resamples(len(sample), seed, draws)].mean(1), float(sample.mean()))
+    return ends(sample[resamples(len(sample), seed, draws)].mean(1), float(sample.mean()), texts=len(sample))
 
 
 def ratio_interval(top: Sequence[float], bottom: Sequence[float], seed: int = 0, draws: int = 1000) -> Estimate:
@@ -59,13 +66,14 @@ def ratio_interval(top: Sequence[float], bottom: Sequence[float], seed: int = 0,
     if not float(below.sum()) > 0:
         raise UserError("a pooled mean needs something to be shared among")
     kept = sums > 0  # a resample of empty texts alone has no mean
-    return ends(above[picks].sum(1)[kept] / sums[kept], float(above.sum() / below.sum()))
+    return ends(above[picks].sum(1)[kept] / sums[kept], float(above.sum() / below.sum()), texts=len(above))
 
 
 def median_interval(values: Sequence[float], seed: int = 0, draws: int = 1000) -> Estimate:
     """The middle value (the mean of the middle two) and its 95 % bootstrap interval."""
     sample = _some(values)
-    return ends(_median(sample[resamples(len(sample), seed, draws)]), float(_median(sample)))
+    drawn = _median(sample[resamples(len(sample), seed, draws)])
+    return ends(drawn, float(_median(sample)), texts=len(sample))
 
 
 def _median(values: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -47,14 +48,15 @@ def text_stats(rows: Sequence[Tensor], seed: int = 0) -> TextStats:
     tokens, pairs, threes, fours = (NgramPool.of(len(rows), *found) for found in grams(rows, REPEATED))
     bits, sizes, kinds = tokens.of_each()[2].tolist(), *(values.tolist() for values in fours.of_each()[:2])
     entropies, distincts = pairs.both(pairs.weights(seed, DRAWS))
-    one, three = (ends(p.distincts(p.weights(seed, DRAWS)), p.distinct(), centred=True) for p in (tokens, threes))
+    pooled = partial(ends, centred=True, texts=len(rows))
+    one, three = (pooled(p.distincts(p.weights(seed, DRAWS)), p.distinct()) for p in (tokens, threes))
     return TextStats(
         entropy_bits=mean_interval(bits, seed),
         entropy_nats=mean_interval([x * math.log(2) for x in bits], seed),
-        bigram_entropy_bits=ends(entropies, pairs.entropy(), centred=True),
+        bigram_entropy_bits=pooled(entropies, pairs.entropy()),
         repetition=mean_interval([1.0 - k / n if n else 0.0 for k, n in zip(kinds, sizes, strict=True)], seed),
         distinct_1=one,
-        distinct_2=ends(distincts, pairs.distinct(), centred=True),
+        distinct_2=pooled(distincts, pairs.distinct()),
         distinct_3=three,
     )
 

@@ -36,9 +36,9 @@ COLUMNS: tuple[tuple[str, str, Show], ...] = (
 )
 
 
-def build_page(folder: Path) -> Path:
+def build_page(folder: str | Path) -> Path:
     """Write OUT/report/index.html from what lies in the pipeline's folder OUT, and return its path."""
-    return write_text(folder / "report" / "index.html", page_of(gather(folder)))
+    return write_text(Path(folder) / "report" / "index.html", page_of(gather(folder)))
 
 
 def run(settings: PageSettings) -> Path:

@@ -103,8 +103,9 @@ def way_label(way: Trajectory) -> str:
     return f"{way.method} + {way.guide}" if way.guide else way.method
 
 
-def gather(folder: Path) -> Gathered:
+def gather(folder: str | Path) -> Gathered:
     """Read everything in a pipeline's folder, or say that there is nothing."""
+    folder = Path(folder)
     report = folder / "report"
     if not folder.is_dir():
         raise UserError(f"no folder at {folder}: give the folder of a pipeline")

@@ -1,0 +1,37 @@
+"""Prefixes from a file or from stdin."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tsdfm.errors import UserError
+from tsdfm.store.files import text_lines
+
+FIELDS = ("prefix", "prompt", "text")
+
+
+def read_prefixes(path: str | Path) -> list[str]:
+    """One prefix a line, spaces at its end included; or JSON lines, objects with one of `FIELDS`. `-` is stdin.
+
+    They are JSON if the first line begins with a brace and can be read as such.
+    """
+    path = Path(path)
+    lines = text_lines(path)
+    if not isinstance(_object(lines[0][1]), dict):
+        return [line for _, line in lines]
+    out = []
+    for number, line in lines:
+        found = _object(line)
+        value = next((found[name] for name in FIELDS if name in found), None) if isinstance(found, dict) else None
+        if not isinstance(value, str):
+            raise UserError(f"{path}, line {number}: expected a JSON object with a field `prefix`, `prompt` or `text`")
+        out.append(value)
+    return out
+
+
+def _object(line: str) -> object:
+    try:
+        return json.loads(line) if line.lstrip().startswith("{") else None
+    except ValueError:
+        return None
