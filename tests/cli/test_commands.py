@@ -129,6 +129,19 @@ def test_the_pipeline_writes_the_table_and_is_not_run_twice(demo: Path, capsys: 
     assert pipeline(demo) == 0
 
 
+def test_tables_as_json(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a report prints as JSON is the table that it wrote, and nothing else is on stdout."""
+    for name in ("main", "claims"):
+        capsys.readouterr()
+        assert main(["report", name, str(demo), "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["rows"]
+        assert found == json.loads((demo / "report" / f"{name}.json").read_text(encoding="utf-8"))
+    capsys.readouterr()
+    page = main(["report", "page", str(demo), "--json"])
+    assert (page, json.loads(capsys.readouterr().out)) == (0, {"path": str(demo / "report" / "index.html")})
+
+
 def test_sampling_keeps_the_prefix_and_writes_what_was_asked(
     demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -65,7 +65,8 @@ class Limits:
         """The sets [B, L] of the positions of a state, or one clear line."""
         if self.allowed.dim() != 2 or self.allowed.shape[1] != vocab:
             raise UserError(f"allowed tokens have the shape {tuple(self.allowed.shape)}, not [sets, {vocab}]")
-        if not bool(self.allowed.any(1)[self.sets.unique().to(self.allowed.device)].all()):  # type: ignore[no-untyped-call]
+        known = self.sets.to(self.allowed.device)
+        if not bool(((known == 0) | self.allowed.any(1)[known]).all()):
             raise UserError("a position that is limited to no token at all cannot be written: allow at least one")
         try:
             return self.sets.to(x_0.device).expand_as(x_0)

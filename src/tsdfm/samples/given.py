@@ -128,7 +128,7 @@ class Asked:
     @property
     def texts(self) -> int:
         """How many texts there will be."""
-        return len(self.numbers.unique())  # type: ignore[no-untyped-call]
+        return len(set(self.numbers.tolist()))
 
     def rows(self, part: slice, device: torch.device) -> Given | None:
         """What is given of some of the rows."""
