@@ -1,8 +1,8 @@
-"""A table: shown in the terminal, written as Markdown, LaTeX and JSON, and read again for the HTML page.
+"""A table: shown in the terminal, written as Markdown and JSON, and read again for the HTML page.
 
     table = Table("main", "Main results", [Column("method", "method", "left"), Column("ppl", "PPL", format=".2f")])
     table.add(method="teacher", ppl=3.1)
-    table.save(Path("runs/demo/report"))       # main.md, main.tex, main.json
+    table.save(Path("runs/demo/report"))       # main.md, main.json
 
 A row is a dict; columns pick from it, so the JSON may hold more than is shown. `marks` of a row lists columns to be
 followed by †, the sign of collapsed text; a row with `paper` is quoted from the paper, from models of another scale.
@@ -122,10 +122,9 @@ class Table:
         return cls(name, str(found.get("title") or name), columns, rows, list(found.get("notes") or ()))
 
     def save(self, folder: str | Path) -> Path:
-        """Write `<name>.json`, `.md` and `.tex` into `folder`; returns the JSON's path."""
+        """Write `<name>.json` and `.md` into `folder`; returns the JSON's path."""
         folder = Path(folder)
         write_text(folder / f"{self.name}.md", self.markdown())
-        write_text(folder / f"{self.name}.tex", self.latex())
         return write_json(folder / f"{self.name}.json", self.plain())
 
     def show(self, console: Console | None = None, *, most: int | None = None) -> None:
@@ -152,33 +151,6 @@ class Table:
             lines.append(pipes([f"*{cell}*" if cell else "" for cell in cells] if row.get("paper") else cells))
         notes = [f"- {markdown_escape(note)}" for note in self.footnotes()]
         return "\n".join([*lines, "", *notes]) + "\n"
-
-    def latex(self) -> str:
-        r"""A `table` with a `tabular` in it, for \input; needs no package."""
-        align = "".join("l" if c.align == "left" else "r" for c in self.columns)
-        body = []
-        for row in self.rows:
-            cells = [latex_escape(cell) for cell in self.cells(row)]
-            cells = [rf"\textit{{{cell}}}" if cell else "" for cell in cells] if row.get("paper") else cells
-            body.append(" & ".join(cells) + r" \\")
-        return "\n".join(
-            [
-                r"\begin{table}[ht]",
-                r"\centering\small",
-                rf"\caption{{{latex_escape(self.title)}}}",
-                rf"\label{{tab:tsdfm-{self.name}}}",
-                rf"\begin{{tabular}}{{{align}}}",
-                r"\hline",
-                " & ".join(latex_escape(c.label) for c in self.columns) + r" \\",
-                r"\hline",
-                *body,
-                r"\hline",
-                r"\end{tabular}",
-                *(rf"\par{{\footnotesize {latex_escape(note)}\par}}" for note in self.footnotes()),
-                r"\end{table}",
-                "",
-            ]
-        )
 
 
 def without_nan(value: Any) -> Any:
@@ -207,39 +179,6 @@ def pipes(cells: Sequence[str]) -> str:
 def markdown_escape(text: str) -> str:
     """Text that Markdown shows as it is, also inside a table."""
     return re.sub(r"([\\`*_{}\[\]<>|#~])", r"\\\1", text).replace("\n", " ")
-
-
-LATEX = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "−": "$-$",
-    "–": "--",
-    "†": r"$^\dagger$",
-    "×": r"$\times$",
-    "τ": r"$\tau$",
-    "Δ": r"$\Delta$",
-    "ρ": r"$\rho$",
-    "≥": r"$\geq$",
-    "≤": r"$\leq$",
-    "<": r"$<$",
-    ">": r"$>$",
-    "→": r"$\to$",
-    "·": r"$\cdot$",
-    "±": r"$\pm$",
-    "…": r"\ldots{}",
-    "ε": r"$\varepsilon$",
-    **{c: rf"\{c}" for c in "&%$#_{}"},
-}
-
-
-def latex_escape(text: str) -> str:
-    """Text that LaTeX shows as it is."""
-    parts = [LATEX.get(c, c) for c in text.replace("\n", " ")]
-    for i in range(len(text) - 1):
-        if text[i : i + 2] == "--":
-            parts[i] = "-{}"  # two hyphens, as in a flag, and no dash
-    return "".join(parts)
 
 
 def write_text(path: Path, text: str) -> Path:
