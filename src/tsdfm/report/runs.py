@@ -29,7 +29,7 @@ def rank(method: str) -> int:
     return ORDER.index(method) if method in ORDER else len(ORDER)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TrainedRun:
     """A trained run and what its manifest says. A bundle's model has FOLDER/student, FOLDER/teacher, … for a path."""
 
@@ -71,6 +71,11 @@ class TrainedRun:
         """Does its method need many steps, as a teacher does?"""
         method = method_of(self.manifest)
         return method is not None and method.many_step
+
+    @property
+    def navigate(self) -> dict[str, Any]:
+        """How its midpoints were navigated."""
+        return dict(self.settings.get("navigate", {}))
 
     @property
     def blind(self) -> bool:

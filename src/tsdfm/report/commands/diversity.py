@@ -8,6 +8,7 @@ the most popular token are the paper's; distinct-2 of the completions is ours.
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -40,10 +41,10 @@ def run(settings: DiversitySettings) -> Path:
     columns = [SOURCE, METHOD, ORIGIN, STEPS, Column("t_mid", "t mid", format=".1f"), *MEASURES, ENTROPY]
     table = Table("diversity", "Midpoint diversity", columns, quote=QUOTES["diversity"])
     for model in desk.runs.pick(settings.method):
-        made = desk.bench.model(model)
+        made = desk.model(model)
         for steps, t_mid in ((steps, t) for steps in settings.steps for t in settings.times):
             found = diversity(completions(desk, made, steps, t_mid, settings), made.tokenizer.end_of_text)
-            low = desk.runs.tokens is not None and found["entropy_bits"] < desk.target().entropy - COLLAPSE
+            low = desk.runs.tokens is not None and found["entropy_bits"] < desk.real().entropy - COLLAPSE
             marks = ["entropy_bits", "self_bleu"] if low else []
             table.add(**desk.about(model), steps=steps, t_mid=t_mid, **found, collapsed=low, marks=marks)
             desk.say(f"{model.name}: {steps} steps, t = {t_mid:g}, self-BLEU {found['self_bleu']:.3f}")
@@ -61,7 +62,7 @@ def run(settings: DiversitySettings) -> Path:
 def completions(desk: Desk, made: TextModel, steps: int, t_mid: float, settings: DiversitySettings) -> Tensor:
     """Tokens [midpoints, completions, L] after the anchor."""
     before, after = allocation(steps, t_mid)
-    jump, device, asked = made.jump(desk.measure.jump), made.velocity.device, desk.measure
+    jump, device, asked = made.jump(desk.asked.jump), made.velocity.device, desk.asked
     shared, noise = sources(made, torch.arange(settings.midpoints, device=device), asked.seed)
     how = {"temperature": asked.temperature, "top_p": asked.top_p}
     if before:
@@ -83,18 +84,13 @@ def diversity(groups: Tensor, end: int) -> Plain:
     entropies = []
     for group in groups:
         texts = [written(row, end) for row in group]
-        values["self_bleu"].append(mean(self_bleu([row.tolist() for row in texts])))
-        values["edit_distance"].append(mean(position_difference(group)))
-        values["agreement"].append(mean(token_agreement(group)))
+        values["self_bleu"].append(fmean(self_bleu([row.tolist() for row in texts])))
+        values["edit_distance"].append(fmean(position_difference(group)))
+        values["agreement"].append(fmean(token_agreement(group)))
         values["distinct_2"].append(NgramPool(texts, 2).distinct())
         entropies += entropy_bits(texts)
-    out: Plain = {"entropy_bits": mean(entropies)}
+    out: Plain = {"entropy_bits": fmean(entropies)}
     for name, found in values.items():
         made = mean_interval(found)
         out |= {name: made.value, f"{name}_interval": made.interval}
     return {**out, "positions": out["edit_distance"] * groups.shape[-1]}
-
-
-def mean(values: list[float]) -> float:
-    """The plain mean."""
-    return sum(values) / len(values)
