@@ -51,11 +51,8 @@ class Column:
         return f"{text}{DAGGER}" if self.name in row.get("marks", ()) else text
 
 
-SOURCE, METHOD, ORIGIN = (
-    Column("source", "source", "left"),
-    Column("method", "method", "left"),
-    Column("origin", "from", "left"),
-)
+SOURCE, METHOD = Column("source", "source", "left"), Column("method", "method", "left")
+ORIGIN = Column("origin", "from", "left")
 STEPS, VALID = Column("steps", "steps"), Column("valid", "valid stories", format=".3f")
 PPL, ENTROPY = Column("ppl", "perplexity", format=".2f"), Column("entropy_bits", "entropy (bits)", format=".2f")
 
@@ -71,9 +68,8 @@ class Quote:
 
     def note(self) -> str:
         """What must be known of quoted rows."""
-        return (
-            f"figures marked paper are the paper's ({self.beside or self.label}): models of another scale, other judges"
-        )
+        label = self.beside or self.label
+        return f"figures marked paper are the paper's ({label}): models of another scale, other judges"
 
 
 @dataclass
@@ -103,13 +99,13 @@ class Table:
 
     def plain(self) -> Plain:
         """For JSON."""
-        quote = self.quote
+        quoted = ("label", "scale", "figures")
         return {
             "title": self.title,
             "columns": [asdict(column) for column in self.columns],
             "rows": without_nan(self.rows),
             "notes": self.footnotes(),
-            "paper": {"label": quote.label, "scale": quote.scale, "figures": quote.figures} if quote else None,
+            "paper": {name: getattr(self.quote, name) for name in quoted} if self.quote else None,
             **self.about,
         }
 
