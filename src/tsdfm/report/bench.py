@@ -189,7 +189,7 @@ def sample(made: TextModel, key: Plain, guide: Guide | None = None, bias: Tensor
     asked = {name: key[name] for name in ("steps", "seed", "temperature", "top_p", "jump")}
     with progress(f"{key['method']}, {key['source']}: {key['steps']} passes", key["samples"]) as on_batch:
         found = made.sample(key["samples"], **asked, on_batch=on_batch, guide=guide, bias=bias)
-    navigated = {"compass_calls": found.compass_calls, "navigation": dict(found.navigation)}
+    navigated: Plain = {"compass_calls": found.compass_calls, "navigation": dict(found.navigation)}
     place = made.velocity.spec.anchor, made.tokenizer, made.velocity.device
     return Cell.of(key, found.tokens, *place, nfe=found.nfe, seconds=found.seconds, **navigated)
 

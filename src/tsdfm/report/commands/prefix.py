@@ -10,24 +10,25 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from tsdfm.engine.precision import autocast
 from tsdfm.errors import UserError
+from tsdfm.flow import Jump, RowNoise, grid, solve
 from tsdfm.report.bench import spread
 from tsdfm.report.cells import Cell, written
 from tsdfm.report.desk import Desk
 from tsdfm.report.metrics.diversity import token_accuracy
 from tsdfm.report.metrics.intervals import mean_interval
-from tsdfm.report.metrics.mauve import mauve
+from tsdfm.report.metrics.mauve import FEWEST, mauve
 from tsdfm.report.paper import PREFIX, QUOTES, SCALE_PREFIX
 from tsdfm.report.rows import REAL, Plain, Row
 from tsdfm.report.runs import TrainedRun
 from tsdfm.report.settings import PrefixSettings
 from tsdfm.report.table import ENTROPY, METHOD, ORIGIN, PPL, SOURCE, STEPS, VALID, Column, Table
-from tsdfm.report.walk import continue_rows
+from tsdfm.samples.model import TextModel
 from tsdfm.store.files import file_sha256
 from tsdfm.store.manifest import NAME as MANIFEST
 from tsdfm.tokens.rows import TokenRows
 
-FEWEST = 16  # texts for which MAUVE means anything at all
 UNSAMPLED = ("length", "temperature", "top_p", "jump", "precision", "seed", "hardware", "compass_calls", "guide",
              "tokens_per_s", "collapsed")  # fmt: skip
 
@@ -121,6 +122,22 @@ def prefixes_of(tokens: TokenRows, settings: PrefixSettings, samples: int) -> Pr
     sha256 = file_sha256(tokens.folder / MANIFEST)[:16]
     key = {"tokens": sha256, "rows": "spread", "share": settings.share, "prefix_tokens": settings.prefix_tokens}
     return Prefixes(key, torch.stack(rows), torch.tensor(given), torch.tensor(ends))
+
+
+@torch.no_grad()
+def continue_rows(
+    made: TextModel, rows: Tensor, held: Tensor, steps: int, seed: int, jump: Jump, temperature: float, top_p: float
+) -> Tensor:
+    """Rows [n, L] written anew except where `held` [n, L], a batch at a time; row i depends on the seed and i alone."""
+    device, out = made.velocity.device, list[Tensor]()
+    for numbers in torch.split(torch.arange(len(rows)), made.batch_size()):
+        noise, part = RowNoise(seed, numbers.to(device)), rows[numbers].to(device)
+        x_0 = made.velocity.source.draw(part.shape, noise, device)
+        how: Plain = {"given": held[numbers].to(device), "given_tokens": part}
+        how |= {"temperature": temperature, "top_p": top_p}
+        with autocast(made.bf16, device):
+            out.append(solve(made.velocity, x_0, grid(steps), jump, noise, **how).tokens.cpu())
+    return torch.cat(out)
 
 
 def fields_of(row: Row, cell: Cell, task: Prefixes) -> Plain:
