@@ -18,8 +18,9 @@ from tsdfm.report.metrics.ngrams import entropy_bits
 from tsdfm.report.rows import REAL, Plain, Row
 from tsdfm.report.runs import TrainedRun
 from tsdfm.report.settings import FrontierSettings
-from tsdfm.report.table import METHOD, SOURCE, STEPS, Column, Table, write_text
+from tsdfm.report.table import METHOD, SOURCE, STEPS, Column, Table
 from tsdfm.report.unigram import MORE, SUFFIX, Fit, counts_of, data_counts, fit
+from tsdfm.store.files import write_text
 
 BY = ("", "bigram_")
 """What fields about an entropy begin with: that of the token histogram, and that of pooled bigrams."""

@@ -11,7 +11,6 @@ followed by †, the sign of collapsed text; a row with `paper` is quoted from t
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -24,7 +23,8 @@ from rich.table import Table as RichTable
 
 from tsdfm import terminal
 from tsdfm.report.rows import Plain
-from tsdfm.store.files import disk, write_json
+from tsdfm.store.files import write_json
+from tsdfm.store.files import write_text as write_text  # the viewer takes it from here
 
 DAGGER = "†"
 COLLAPSED = f"{DAGGER} collapsed: its entropy is more than one bit under held-out text; such perplexity says little."
@@ -175,16 +175,3 @@ def pipes(cells: Sequence[str]) -> str:
 def markdown_escape(text: str) -> str:
     """Text that Markdown shows as it is, also inside a table."""
     return re.sub(r"([\\`*_{}\[\]<>|#~])", r"\\\1", text).replace("\n", " ")
-
-
-def write_text(path: Path, text: str) -> Path:
-    """Write a text file so that a reader sees the old one or the new one."""
-    temp = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    with disk(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            temp.write_bytes(text.encode("utf-8", "replace"))  # half a surrogate pair in a text must not stop it
-            temp.replace(path)
-        finally:
-            temp.unlink(missing_ok=True)
-    return path

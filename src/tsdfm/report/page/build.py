@@ -17,7 +17,8 @@ from tsdfm.report.page.ways import finished, player_data, players
 from tsdfm.report.rows import REAL, Plain, Row, finite
 from tsdfm.report.settings import PageSettings
 from tsdfm.report.summary import by_steps, every_row
-from tsdfm.report.table import Column, Table, markdown_escape, write_text
+from tsdfm.report.table import Column, Table, markdown_escape
+from tsdfm.store.files import write_text
 
 Show = Callable[[Any], str]
 COLUMNS: tuple[tuple[str, str, Show], ...] = (
