@@ -119,7 +119,7 @@ VERBS = {
     ),
     "report measure": Verb(
         "tsdfm.report.settings:MeasureRunsSettings",
-        "tsdfm.report.commands.measure:run",
+        "tsdfm.report.measure:command",
         "sample runs at several step counts and judge the texts",
         positional="runs",
         epilog="tsdfm report measure runs/demo --samples 64 --judges smollm2",

@@ -2,29 +2,46 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
 import torch
 
-from tsdfm.report.metrics.matched import (
-    Curves,
-    PooledEntropy,
-    Sweep,
-    compare,
-    interval_of,
-    log_ppl_at,
-    mean_entropy,
-    mean_ratio,
-    mean_ratios,
-    overlap,
-    ratio_at,
-    ratios_at,
-)
+from tsdfm.report.metrics import matched
+from tsdfm.report.metrics.matched import Curves, PooledEntropy, Sweep, compare, interval_of, mean_entropy
 from tsdfm.report.metrics.ngrams import NgramPool
 
 E = math.e
+Points = list[tuple[float, float]]
 CONTROL = [(3.0, E**3), (1.0, E)]  # log ppl = H on 1 to 3; the order of points does not matter
+
+
+def curves(points: Points) -> Curves:
+    """One curve of points (entropy, perplexity)."""
+    entropy, ppl = torch.tensor(points, dtype=torch.float64).T[:, None]
+    return Curves.of(entropy, ppl.log())
+
+
+def known(found: torch.Tensor) -> float | None:
+    return None if bool(found.isnan()) else float(found)
+
+
+def log_ppl_at(points: Points, entropy: float) -> float | None:
+    return known(curves(points).at(torch.tensor([[entropy]], dtype=torch.float64)))
+
+
+def ratio_at(ppl: float, entropy: float, control: Points) -> float | None:
+    other = log_ppl_at(control, entropy)
+    return None if other is None else ppl / math.exp(other)
+
+
+def overlap(points: Points, control: Points) -> tuple[float, ...]:
+    return tuple(map(float, matched.overlap(curves(points), curves(control))))
+
+
+def mean_ratio(points: Points, control: Points) -> float | None:
+    return known(matched.mean_ratio(curves(points), curves(control)))
 
 
 def test_log_perplexity_is_linear_between_neighbours_and_unknown_outside() -> None:
@@ -37,7 +54,6 @@ def test_log_perplexity_is_linear_between_neighbours_and_unknown_outside() -> No
     assert log_ppl_at(bent, 4.001) is None
     assert log_ppl_at([(2.0, 7.0)], 2.0) == pytest.approx(math.log(7.0))
     assert log_ppl_at([(2.0, 7.0)], 2.1) is None
-    assert log_ppl_at([], 2.0) is None
 
 
 def test_points_of_one_entropy_become_their_mean() -> None:
@@ -104,16 +120,18 @@ def test_outside_and_without_a_cell_at_temperature_one_nothing_is_said() -> None
 
 
 def test_an_interval_needs_half_of_the_draws() -> None:
-    assert interval_of([1.0, None, None]) is None
-    assert interval_of([None, None]) is None
-    assert interval_of([3.0, 1.0, 2.0, None]) == (1.0, 3.0)
+    nan = math.nan
+    assert interval_of([1.0, nan, nan]) is None
+    assert interval_of([nan, nan]) is None
+    assert interval_of([3.0, 1.0, 2.0, nan]) == (1.0, 3.0)
 
 
 def test_the_two_means_of_perplexity() -> None:
     ppl = torch.tensor([1.0, 100.0, torch.nan], dtype=torch.float64)
     flat = mean_entropy(torch.ones(3, dtype=torch.float64))
-    assert Sweep(1.0, ppl, False, flat).point() == (1.0, pytest.approx(50.5))
-    assert Sweep(1.0, ppl, True, flat).point() == (1.0, pytest.approx(10.0))
+    for geometric, wanted in ((False, 50.5), (True, 10.0)):
+        entropy, logs = Sweep(1.0, ppl, geometric, flat).draws(None)
+        assert (float(entropy), float(logs.exp())) == (1.0, pytest.approx(wanted))
 
 
 def test_pooled_entropy_is_that_of_the_metrics_and_its_draws_are_centred_on_it() -> None:
@@ -128,26 +146,48 @@ def test_pooled_entropy_is_that_of_the_metrics_and_its_draws_are_centred_on_it()
     assert float(shift) == pytest.approx(apart)
 
 
+def slow_log_ppl(points: Points, entropy: float) -> float | None:
+    """One by one, in plain Python: (entropy, log ppl) in order, points of one entropy as their mean."""
+    at = {h: [y for other, y in points if other == h] for h, _ in points}
+    line = [(h, sum(at[h]) / len(at[h])) for h in sorted(at)]
+    for (h0, y0), (h1, y1) in itertools.pairwise(line):
+        if h0 <= entropy <= h1:
+            return y0 + (y1 - y0) * (entropy - h0) / (h1 - h0)
+    return None
+
+
+def slow_mean_log_ratio(one: Points, two: Points) -> float | None:
+    low, high = max(min(one)[0], min(two)[0]), min(max(one)[0], max(two)[0])
+    if low >= high:
+        return None
+    area, knots = 0.0, sorted({low, high} | {h for h, _ in (*one, *two) if low < h < high})
+    for left, right in itertools.pairwise(knots):
+        ends = [(slow_log_ppl(one, h) or 0.0) - (slow_log_ppl(two, h) or 0.0) for h in (left, right)]
+        area += (right - left) * sum(ends) / 2
+    return area / (high - low)
+
+
 @pytest.mark.parametrize("shift", [0.0, 0.4, 5.0])
 @pytest.mark.parametrize("tied", [False, True])
 def test_all_draws_at_once_are_the_draws_one_by_one(shift: float, tied: bool) -> None:
     """Curves of three points that overlap, hardly overlap, or do not; also with two points of one entropy."""
     made = torch.Generator().manual_seed(int(10 * shift) + tied)
     mine, theirs = (
-        Curves(
-            torch.rand(3, 40, generator=made, dtype=torch.float64) + more, torch.randn(3, 40, generator=made).double()
-        )
+        (torch.rand(40, 3, generator=made, dtype=torch.float64) + more, torch.randn(40, 3, generator=made).double())
         for more in (shift, 0.0)
     )
     if tied:
-        theirs.entropy[1, :20] = theirs.entropy[0, :20]
-    at, over = ratios_at(mine, 1, theirs), mean_ratios(mine, theirs)
+        theirs[0][:20, 1] = theirs[0][:20, 0]
+    at = Curves.of(*theirs).at(mine[0][:, 1:2])
+    over = matched.mean_ratio(Curves.of(*mine), Curves.of(*theirs))
     for draw in range(40):
-        a, b = mine.points(draw), theirs.points(draw)
-        for fast, slow in ((at[draw], ratio_at(a[1][1], a[1][0], b)), (over[draw], mean_ratio(a, b))):
+        a, b = (list(zip(h[draw].tolist(), y[draw].tolist(), strict=True)) for h, y in (mine, theirs))
+        slow = slow_mean_log_ratio(a, b)
+        wanted = slow_log_ppl(b, a[1][0]), None if slow is None else math.exp(slow)
+        for fast, slow in zip((known(at[draw]), known(over[draw])), wanted, strict=True):
             assert (fast is None) == (slow is None)
             assert slow is None or fast == pytest.approx(slow)
-    assert shift < 5 or over == [None] * 40
+    assert shift < 5 or bool(over.isnan().all())
 
 
 def test_draws_are_made_once_for_the_same_picks() -> None:

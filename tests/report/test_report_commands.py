@@ -32,11 +32,10 @@ def out(report_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def table(home: Path, out: Path, name: str, *more: str, file: str = "") -> dict[str, Any]:
-    """Run a command and read its JSON; the Markdown and LaTeX are there too."""
+    """Run a command and read its JSON; the Markdown is there too."""
     assert main(["report", name, str(home), "--out", str(out), *SAMPLES, *more]) == 0
     file = file or name
-    for ending in ("md", "tex"):
-        assert (out / f"{file}.{ending}").read_text().strip()
+    assert (out / f"{file}.md").read_text().strip()
     found: dict[str, Any] = json.loads((out / f"{file}.json").read_text())
     assert {"title", "columns", "rows", "notes", "paper", "command", "hardware", "seed", "samples"} <= set(found)
     for column in found["columns"]:
@@ -273,7 +272,6 @@ def test_collapsed_rows_are_marked_in_the_tables(report_home: Path, tmp_path: Pa
     assert row["collapsed_2"]
     assert row["marks"] == ["at_2"]
     assert "†" in (tmp_path / "main.md").read_text()
-    assert r"$^\dagger$" in (tmp_path / "main.tex").read_text()
     assert "collapsed" in json.loads((tmp_path / "main.json").read_text())["notes"][-3]
 
 

@@ -12,13 +12,13 @@ import torch
 
 import tsdfm
 from tsdfm.errors import UserError
-from tsdfm.flow import grid
 from tsdfm.report.cells import shared_start
-from tsdfm.report.commands.diversity import diversity
+from tsdfm.report.commands.diversity import allocation, diversity, sources, walk
 from tsdfm.report.commands.overhead import benchmark_rows, step_time, steps_in
+from tsdfm.report.commands.prefix import continue_rows
 from tsdfm.report.desk import size, world_of
 from tsdfm.report.runs import TrainedRun, find_runs, run_at
-from tsdfm.report.walk import allocation, continue_rows, points_between, sources, walk
+from tsdfm.report.settings import MeasureSettings
 
 
 def test_a_pipelines_folder_in_order(report_home: Path) -> None:
@@ -82,10 +82,9 @@ def test_a_walk_in_two_parts_is_the_samplers_own(report_home: Path) -> None:
     made = tsdfm.load(report_home / "fs-dfm-uniform", "cpu")
     wanted = made.sample(3, 4, seed=9).tokens
     x, noise = sources(made, torch.arange(3), 9)
-    half = walk(made, x, points_between(0.0, 0.5, 2), made.jump("auto"), noise)
+    half = walk(made, x, 0.0, 0.5, 2, noise, MeasureSettings())
     assert not torch.equal(half, wanted)
-    assert torch.equal(walk(made, half, points_between(0.5, 1.0, 2), made.jump("auto"), noise), wanted)
-    assert points_between(0.0, 1.0, 4) == grid(4)
+    assert torch.equal(walk(made, half, 0.5, 1.0, 2, noise, MeasureSettings()), wanted)
 
 
 def test_continued_rows_keep_their_prefix_and_without_one_are_samples(report_home: Path) -> None:

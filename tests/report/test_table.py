@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tsdfm.report.table import COLLAPSED, Column, Table, latex_escape, markdown_escape
+from tsdfm.report.table import COLLAPSED, Column, Table, markdown_escape
 
 NASTY = "a_b & 50% {x} \\ ~^ #1 $2 | *c* <d> [e] †"
 
@@ -20,13 +20,6 @@ def table() -> Table:
     made.add(method="quoted", ppl=1.0, paper=True)
     made.add(method="odd", ppl=float("nan"))
     return made
-
-
-def test_latex_shows_text_as_it_is() -> None:
-    assert latex_escape("a_b & 50%") == r"a\_b \& 50\%"
-    assert latex_escape("{x} \\ ~^ #1 $2") == r"\{x\} \textbackslash{} \textasciitilde{}\textasciicircum{} \#1 \$2"
-    assert latex_escape("--k 1 – 2-3") == "-{}-k 1 -- 2-3"
-    assert latex_escape("τ −1 †") == r"$\tau$ $-$1 $^\dagger$"
 
 
 def test_markdown_shows_text_as_it_is() -> None:
@@ -42,17 +35,6 @@ def test_every_markdown_line_has_the_same_cells() -> None:
     assert lines[4] == "| odd | – |  |"
 
 
-def test_latex_rows_have_the_same_cells_and_balanced_braces() -> None:
-    text = table().latex()
-    rows = [line for line in text.splitlines() if line.endswith(r"\\")]
-    assert [line.replace(r"\&", "").count("&") for line in rows] == [2] * 4
-    bare = text.replace(r"\{", "").replace(r"\}", "")
-    assert bare.count("{") == bare.count("}")
-    assert r"3.14$^\dagger$" in rows[1]
-    assert rows[2] == r"\textit{quoted} & \textit{1.00} &  \\"
-    assert r"\begin{tabular}{lrr}" in text
-
-
 def test_the_note_on_collapse_stands_where_a_row_of_ours_is_marked() -> None:
     made = table()
     assert COLLAPSED in made.footnotes()
@@ -62,7 +44,7 @@ def test_the_note_on_collapse_stands_where_a_row_of_ours_is_marked() -> None:
 
 def test_files_and_json(tmp_path: Path) -> None:
     path = table().save(tmp_path / "deep" / "report")
-    assert sorted(p.name for p in path.parent.iterdir()) == ["demo.json", "demo.md", "demo.tex"]
+    assert sorted(p.name for p in path.parent.iterdir()) == ["demo.json", "demo.md"]
     found = json.loads(path.read_text(), parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
     assert found["rows"][2]["ppl"] is None
     assert found["columns"][0] == {"name": "method", "label": "method_name", "align": "left", "format": "text"}

@@ -32,7 +32,6 @@ from tsdfm.judges.causal import CausalJudge
 from tsdfm.judges.world import WorldJudge
 from tsdfm.nn.velocity import run_folder
 from tsdfm.report.cells import Cell, Cells
-from tsdfm.report.hardware import hardware
 from tsdfm.report.metrics.intervals import Estimate, mean_interval
 from tsdfm.report.metrics.ngrams import TextStats, text_stats
 from tsdfm.report.metrics.perplexity import judge_scores
@@ -54,17 +53,18 @@ _STATS: dict[bytes, TextStats] = {}
 class Bench:
     """The judges of a measurement, loaded when first asked, and the cells they have already seen."""
 
-    def __init__(self, settings: MeasureSettings, cells: Cells | None = None) -> None:
-        self.settings = settings
+    def __init__(self, asked: MeasureSettings, cells: Cells | None = None) -> None:
+        self.asked = asked
         self.cells = cells or Cells()
+        self.hardware: set[str] = set()  # what its cells were sampled on
         self._judges: list[Judge] | None = None
         self._model: tuple[Path, TextModel] | None = None
 
     def judges(self) -> list[Judge]:
         """The story world's judge, if there is one, and then the others."""
         if self._judges is None:
-            world: list[Judge] = [WorldJudge(world_named(self.settings.world))] if self.settings.world else []
-            others = (judge_named(spec, self.settings.device) for spec in self.settings.judges)
+            world: list[Judge] = [WorldJudge(world_named(self.asked.world))] if self.asked.world else []
+            others = (judge_named(spec, self.asked.device) for spec in self.asked.judges)
             self._judges = list({judge.fingerprint: judge for judge in (*world, *others)}.values())
         return self._judges
 
@@ -79,7 +79,7 @@ class Bench:
     def model(self, run: TrainedRun) -> TextModel:
         """The run's model; the last one is kept, as tables go run by run."""
         if self._model is None or self._model[0] != run.path:
-            self._model = (run.path, load(run.path, self.settings.device))
+            self._model = (run.path, load(run.path, self.asked.device))
         return self._model[1]
 
     def cell(
@@ -94,16 +94,16 @@ class Bench:
         times: int = 1,
     ) -> Cell:
         """The texts of a run at one step count; of another seed, and several times as many, where that is asked."""
-        key = self.key(run, steps, guide)
-        key |= {"samples": times * self.settings.samples}
-        key |= {} if temperature is None else {"temperature": temperature}
-        key |= {} if seed is None else {"seed": seed}
-        key |= {} if bias is None else {"bias": bias_key(bias)}
-        return self.cells.get(key, lambda: sample(self.model(run), key, guide, bias))
+        other = {"temperature": temperature, "seed": seed, "bias": None if bias is None else bias_key(bias)}
+        key = {**self.key(run, steps, guide), **{name: value for name, value in other.items() if value is not None}}
+        key["samples"] = times * self.asked.samples
+        found = self.cells.get(key, lambda: sample(self.model(run), key, guide, bias))
+        self.hardware.add(found.hardware)
+        return found
 
     def key(self, run: TrainedRun, steps: int, guide: Guide | None = None) -> Plain:
         """Everything that decides the texts of a cell."""
-        made, asked = self.model(run), self.settings
+        made, asked = self.model(run), self.asked
         return {
             "method": made.method,
             "source": made.velocity.spec.source,
@@ -133,33 +133,28 @@ class Bench:
     def target(self, tokens: Path) -> Row:
         """The row of held-out text, measured the same way."""
         rows = TokenRows(tokens, "valid")
-        picks = spread(len(rows), self.settings.samples)
+        picks = spread(len(rows), self.asked.samples)
         key = {"method": REAL, "tokens": file_sha256(tokens / MANIFEST)[:16], "samples": len(picks), "rows": "spread"}
-        cell = self.cells.get(key, lambda: read_rows(rows, picks, key, self.settings.device))
+        cell = self.cells.get(key, lambda: read_rows(rows, picks, key, self.asked.device))
         return replace(self.judged(cell), compass_calls=None)
 
     def judged(self, cell: Cell) -> Row:
         """A cell's texts before every judge."""
         rows = cell.rows()
         own = [len(row) for row in rows]
-        story = judge_stories(cell.texts, world_named(self.settings.world)) if self.settings.world else None
+        story = judge_stories(cell.texts, world_named(self.asked.world)) if self.asked.world else None
         if story and cell.prefixes is not None:
             story = StoryScores(valid=story.valid, broken_rules=story.broken_rules)
-        known: Plain = {name: cell.key.get(name) for name in ("temperature", "top_p", "jump", "precision", "seed")}
+        of_key = ("temperature", "top_p", "jump", "precision", "seed", "checkpoint")
+        of_cell = ("method", "source", "steps", "nfe", "compass_calls", "length", "hardware")
+        known: Plain = {name: cell.key.get(name) for name in of_key}
+        known |= {name: getattr(cell, name) for name in of_cell}
         return Row(
-            method=cell.method,
-            source=cell.source,
-            steps=cell.steps,
-            nfe=cell.nfe,
-            compass_calls=cell.compass_calls,
             samples=len(cell.texts),
             text=stats_of(rows),
             judges={one.fingerprint: judge_scores(self.scores(cell, one), own) for one in self.judges()},
             story=story,
-            length=cell.length,
-            checkpoint=cell.key.get("checkpoint"),
-            hardware=cell.hardware,
-            texts=tuple(cell.texts[: self.settings.show]),
+            texts=tuple(cell.texts[: self.asked.show]),
             **known,
         )
 
@@ -169,13 +164,6 @@ class Bench:
             return judge.score(cell.texts, prefixes=cell.prefixes)
         with progress(f"{judge.name} reads", len(cell.texts)) as on_done:
             return book_at(self.cells.folder / SCORES).score(judge, cell.texts, cell.prefixes, on_done=on_done)
-
-    def perplexities(self, cell: Cell, judge: Judge) -> Tensor:
-        """A judge's perplexity of each text [n], NaN for one without a scored token."""
-        scores = self.scores(cell, judge)
-        nll = torch.tensor([s.nll for s in scores], dtype=torch.float64)
-        tokens = torch.tensor([s.tokens for s in scores], dtype=torch.float64)
-        return torch.where(tokens > 0, (nll / tokens).clamp_max(709.0).exp(), torch.nan)
 
 
 def judge_stories(texts: Sequence[str], world: World) -> StoryScores:
@@ -198,33 +186,18 @@ def judge_stories(texts: Sequence[str], world: World) -> StoryScores:
 
 def sample(made: TextModel, key: Plain, guide: Guide | None = None, bias: Tensor | None = None) -> Cell:
     """Sample a cell."""
+    asked = {name: key[name] for name in ("steps", "seed", "temperature", "top_p", "jump")}
     with progress(f"{key['method']}, {key['source']}: {key['steps']} passes", key["samples"]) as on_batch:
-        asked = {name: key[name] for name in ("temperature", "top_p", "jump")}
-        found = made.sample(
-            key["samples"], key["steps"], key["seed"], **asked, on_batch=on_batch, guide=guide, bias=bias
-        )
-    return Cell(
-        key=key,
-        method=made.method,
-        source=made.velocity.spec.source,
-        steps=key["steps"],
-        nfe=found.nfe,
-        length=made.velocity.spec.length,
-        anchor=made.velocity.spec.anchor,
-        end_of_text=made.tokenizer.end_of_text,
-        seconds=found.seconds,
-        hardware=hardware(made.velocity.device),
-        texts=found.texts,
-        tokens=found.tokens.tolist(),
-        compass_calls=found.compass_calls,
-        navigation=dict(found.navigation),
-    )
+        found = made.sample(key["samples"], **asked, on_batch=on_batch, guide=guide, bias=bias)
+    navigated: Plain = {"compass_calls": found.compass_calls, "navigation": dict(found.navigation)}
+    place = made.velocity.spec.anchor, made.tokenizer, made.velocity.device
+    return Cell.of(key, found.tokens, *place, nfe=found.nfe, seconds=found.seconds, **navigated)
 
 
 def read_rows(rows: TokenRows, picks: Sequence[int], key: Plain, device: str) -> Cell:
     """Held-out rows as a cell."""
     kept = torch.stack([torch.from_numpy(rows[i].astype("int64")) for i in picks])
-    return Cell.of(key, kept, rows, rows.tokenizer, device)
+    return Cell.of(key, kept, rows.anchor, rows.tokenizer, device)
 
 
 def spread(rows: int, count: int) -> list[int]:
@@ -252,10 +225,10 @@ def guide_key(guide: Guide | None) -> Plain | None:
     """A guide as plain values: its policy, its settings and its compass's hash."""
     if guide is None:
         return None
-    compass = getattr(guide.compass, "sha256", "")[:16] or None
     navigate = to_dict(guide.settings)
     if not guide.settings.blocks or guide.policy == "token":
         del navigate["blocks"]  # without effect; cells were kept before there was such a setting
+    compass = getattr(guide.compass, "sha256", "")[:16] or None
     return {"policy": guide.policy, "compass": compass, "navigate": navigate}
 
 
@@ -277,13 +250,11 @@ def stats_of(rows: Sequence[Tensor]) -> TextStats:
     return _STATS[name]
 
 
-@lru_cache(maxsize=2)
-def _book(path: Path) -> Book:
-    return Book(path)
+_book = lru_cache(maxsize=2)(Book)
 
 
 def book_at(path: Path) -> Book:
-    """The book of a file, up to date."""
+    """The book of a file, up to date; the process keeps the last ones."""
     return _book(path.absolute()).refresh()
 
 

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from tsdfm.engine.distributed import pick_device
 from tsdfm.errors import UserError
-from tsdfm.report.hardware import hardware
 from tsdfm.report.rows import REAL, Plain
 from tsdfm.store.files import read_json, write_json
 from tsdfm.tokens.tokenizer import Tokenizer
@@ -27,14 +29,16 @@ from tsdfm.tokens.tokenizer import Tokenizer
 FORMAT = 1
 
 
-class Layout(Protocol):
-    """What rows are: their length, and how many tokens stand before a text."""
-
-    @property
-    def length(self) -> int: ...
-
-    @property
-    def anchor(self) -> int: ...
+def hardware(device: torch.device | str = "auto") -> str:
+    """`NVIDIA H200`, or the processor's name and how many threads torch uses of how many cores."""
+    place = pick_device(device) if isinstance(device, str) else device
+    if place.type == "cuda":
+        return torch.cuda.get_device_name(place)
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.is_file() else []
+    named = next((line.partition(":")[2].strip() for line in lines if line.lower().startswith("model name")), None)
+    processor = platform.processor() or platform.machine() if named is None else named
+    return f"CPU {processor}, {torch.get_num_threads()} of {os.cpu_count()} cores"
 
 
 @dataclass(kw_only=True)
@@ -63,38 +67,25 @@ class Cell:
         cls,
         key: Plain,
         tokens: Tensor,
-        about: Layout,
+        anchor: int,
         tokenizer: Tokenizer,
-        device: str,
+        device: torch.device | str,
         *,
         given: Tensor | None = None,
-        seconds: float = 0.0,
+        **more: Any,
     ) -> Cell:
-        """Rows [n, L] as a cell, with their texts as a model's are written; `given` counts each row's prefix."""
-        end, texts, prefixes = " ¶ " if about.anchor else "\n\n", list[str](), list[str]()
+        """Rows [n, L] as a cell, with their texts as a model's are written; `given` counts each row's prefix [n]."""
+        end, texts, prefixes = " ¶ " if anchor else "\n\n", list[str](), list[str]()
         for i, row in enumerate(tokens):
-            kept = written(row[about.anchor :], tokenizer.end_of_text) if about.anchor else row
-            texts.append(tokenizer.decode(kept, end=end))
+            texts.append(tokenizer.decode(written(row[anchor:], tokenizer.end_of_text) if anchor else row, end=end))
             if given is not None:
                 # a prefix may end inside a character: what both have in common is the prefix that can be read
-                prefix = tokenizer.decode(row[about.anchor : int(given[i])], end=end)
-                prefixes.append(shared_start(texts[-1], prefix))
-        return cls(
-            key=key,
-            method=key.get("method", REAL),
-            source=key.get("source"),
-            steps=key.get("steps"),
-            nfe=key.get("steps"),
-            length=about.length,
-            anchor=about.anchor,
-            end_of_text=tokenizer.end_of_text,
-            seconds=seconds,
-            hardware=hardware(device),
-            texts=texts,
-            tokens=tokens.tolist(),
-            prefixes=prefixes if given is not None else None,
-            given=given.tolist() if given is not None else None,
-        )
+                prefixes.append(shared_start(texts[-1], tokenizer.decode(row[anchor : int(given[i])], end=end)))
+        about = {"key": key, "method": key.get("method", REAL), "source": key.get("source"), "steps": key.get("steps")}
+        about |= {"nfe": key.get("steps"), "length": tokens.shape[1], "anchor": anchor, "seconds": 0.0}
+        about |= {"end_of_text": tokenizer.end_of_text, "hardware": hardware(device)}
+        about |= {} if given is None else {"prefixes": prefixes, "given": given.tolist()}
+        return cls(**{**about, "texts": texts, "tokens": tokens.tolist(), **more})
 
     def rows(self) -> list[Tensor]:
         """What was written of each row [n] int64: without anchor, prefix and padding."""
@@ -104,11 +95,6 @@ class Cell:
         ends = torch.where(table != self.end_of_text, places, 0).amax(1).tolist()  # after the last that is no padding
         starts = [max(self.anchor, count) for count in given]
         return [row[start : max(start, end)] for row, start, end in zip(table, starts, ends, strict=True)]
-
-    def plain(self) -> Plain:
-        """For the file; a row of tokens is one string, which keeps it readable and small."""
-        out = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {"format": FORMAT, **out, "tokens": [" ".join(map(str, row)) for row in self.tokens]}
 
 
 def written(row: Tensor, end: int) -> Tensor:
@@ -130,28 +116,20 @@ class Cells:
     folder: Path | None = None
 
     def get(self, key: Mapping[str, Any], make: Callable[[], Cell]) -> Cell:
-        """The cell of this key, from the disk or made now."""
-        path = self.path(key)
-        if path is not None and path.is_file():
-            return load_cell(path)
-        made = make()
-        self.keep(made)
-        return made
-
-    def keep(self, cell: Cell) -> None:
-        """Write a cell, in one atomic step."""
-        path = self.path(cell.key)
-        if path is not None:
-            write_json(path, cell.plain())
-
-    def path(self, key: Mapping[str, Any]) -> Path | None:
-        """Where the cell of this key is kept."""
+        """The cell of this key, from the disk or made now (and written in one atomic step)."""
         if self.folder is None:
-            return None
+            return make()
         text = json.dumps(key, sort_keys=True, ensure_ascii=False)
         words = [str(key[name]) for name in ("method", "source", "steps") if key.get(name) is not None]
         name = "-".join([*words, hashlib.sha256(text.encode()).hexdigest()[:16]])
-        return self.folder / f"{''.join(c if c.isalnum() or c in '-._' else '_' for c in name)}.json"
+        path = self.folder / f"{''.join(c if c.isalnum() or c in '-._' else '_' for c in name)}.json"
+        if path.is_file():
+            return load_cell(path)
+        made = make()
+        plain = {f.name: getattr(made, f.name) for f in fields(made)}
+        # a row of tokens is one string, which keeps the file readable and small
+        write_json(path, {"format": FORMAT, **plain, "tokens": [" ".join(map(str, row)) for row in made.tokens]})
+        return made
 
 
 def load_cell(path: Path) -> Cell:

@@ -1,9 +1,8 @@
-"""What the table commands share: the runs, the bench, the row of held-out text, and where results go."""
+"""What the table commands share: the runs, the row of held-out text, and where results go."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,9 @@ from rich.console import Console
 from tsdfm.distil.settings import NavigateSettings
 from tsdfm.errors import UserError
 from tsdfm.report.bench import Bench
-from tsdfm.report.cells import Cell, Cells
-from tsdfm.report.hardware import hardware
+from tsdfm.report.cells import Cell, Cells, hardware
 from tsdfm.report.rows import REAL, Plain, Row
-from tsdfm.report.runs import RunSet, TrainedRun, find_runs
+from tsdfm.report.runs import TrainedRun, find_runs
 from tsdfm.report.settings import GuidedSettings, MeasureSettings, ReportSettings
 from tsdfm.report.table import Table
 from tsdfm.samples.guide import Guide, guide_from
@@ -30,90 +28,57 @@ SHORT = 12  # rows of a table that is not asked to be verbose
 UNQUOTED = ("runs", "verbose")  # settings that are no flags of the command line in a table's notes
 
 
-class Desk:
-    """One table command at work.
+class Desk(Bench):
+    """One table command at work: a bench with the runs it is about.
 
     desk = Desk("main", settings, judged=True)
-    row = desk.row(desk.runs.models[0], steps=8)       # sampled now, or taken from report/cells
-    desk.finish(table)                                 # OUT/report/main.md, .tex, .json, and the terminal
+    run = desk.runs.models[0]
+    row = desk.row(run, desk.cell(run, steps=8))       # sampled now, or taken from report/cells
+    desk.finish(table)                                 # OUT/report/main.md, .json, and the terminal
     """
 
     def __init__(self, name: str, settings: ReportSettings, *, judged: bool = False, modelled: bool = False) -> None:
-        self.name, self.settings = name, settings
-        self.runs: RunSet = find_runs(settings.runs, settings.tokens)
+        self.name, self.settings, self.reads = name, settings, judged
+        self.runs = find_runs(settings.runs, settings.tokens)
         if settings.out is None and is_bundle(self.runs.home):
             raise UserError("a shipped model has no place for a report: give --out FOLDER")
         self.report = settings.out or self.runs.home / "report"
         self.measured = measured_before(self.runs.home / "report")
-        self.measure = self._measure_settings()
-        if judged and not (self.measure.world or self.measure.judges):
+        super().__init__(measure_settings(settings, self.measured, self.runs.home), Cells(self.report / "cells"))
+        if judged and not (self.asked.world or self.asked.judges):
             raise UserError("no judge for these texts: give --judges (see docs/judges.md), or --world for stories")
         if modelled and not self.runs.models:
             raise UserError(f"no model in {self.runs.home}: name a teacher or a student")
-        self.bench = Bench(self.measure, Cells(self.report / "cells"))
-        self._target: Row | None = None
-        self._judges: list[str] = []
-        self._hardware: set[str] = set()
-
-    def _measure_settings(self) -> MeasureSettings:
-        given, before = self.settings, self.measured
-        samples = given.samples
-        if samples is None:
-            samples = before.get("samples", SAMPLES)
-            samples = min(samples, GUIDED) if isinstance(given, GuidedSettings) else samples
-        return MeasureSettings(
-            samples=samples,
-            seed=given.seed if given.seed is not None else before.get("seed", 0),
-            temperature=given.temperature,
-            top_p=given.top_p,
-            jump=given.jump,
-            world=world_of(self.runs.home, before) if given.world is None else given.world,
-            judges=given.judges or tuple(before.get("judges", ())),
-            device=given.device,
-        )
+        self._real: Row | None = None
 
     def say(self, line: str) -> None:
         """A line on what has been done, for those who want to see it."""
         if self.settings.verbose:
             Console(stderr=True).print(line, highlight=False, soft_wrap=True)
 
-    def cell(self, run: TrainedRun, steps: int, **how: Any) -> Cell:
-        """The texts of a run at one step count; `how` is as `Bench.cell` takes it."""
-        cell = self.bench.cell(run, steps, **how)
-        self._hardware.add(cell.hardware)
-        return cell
-
-    def row(self, run: TrainedRun, steps: int) -> Row:
-        """The row of a run at one step count."""
-        return self.row_of(run, self.cell(run, steps))
-
-    def row_of(self, run: TrainedRun, cell: Cell, *, guide: Guide | None = None, name: str | None = None) -> Row:
-        """The row of a cell of a run with its collapse marked; `name` is what it calls the method."""
-        row = self.bench.row(run, cell, guide=guide, name=name)
-        self._judges = list(row.judges)
+    def row(self, run: TrainedRun, cell: Cell, *, name: str | None = None, guide: Guide | None = None) -> Row:
+        """The row of a run's cell with its collapse marked; `name` is what it calls the method."""
+        row = super().row(run, cell, guide=guide, name=name)
         self.say(spoken(row))
-        return row.against(self.target()) if self.runs.tokens is not None else row
+        return row.against(self.real()) if self.runs.tokens is not None else row
 
-    def judged(self, cell: Cell) -> Row:
-        """A cell that no sampler made before the judges."""
-        row = self.bench.judged(cell)
-        self._judges = list(row.judges)
-        return row
+    def rows(self, run: TrainedRun, steps: tuple[int, ...]) -> list[Row]:
+        """The rows of a run at several step counts."""
+        return [self.row(run, self.cell(run, at)) for at in steps]
 
-    def target(self) -> Row:
-        """The row of held-out text."""
-        if self._target is None:
-            self._target = self.bench.target(self.runs.tokens_or_refuse())
-        return self._target
+    def real(self, judge: str | None = None) -> Row:
+        """The row of held-out text, under the first judge or another."""
+        if self._real is None:
+            self._real = self.target(self.runs.tokens_or_refuse())
+        return self._real.under(judge) if judge else self._real
 
     def add_target(self, table: Table, judge: str | None = None, **more: Any) -> None:
         """The row of held-out text, before what is quoted from the paper."""
         if self.runs.tokens is None:
             table.notes.append("no held-out text was found, so no row could be checked for collapse")
             return
-        row = self.target().under(judge) if judge else self.target()
+        plain = self.real(judge).plain()
         kept = ("ppl", "ppl_interval", "entropy_bits", "entropy_interval", "valid", "bigram_entropy_bits")
-        plain = row.plain()
         found: Plain = {"source": "", "method": REAL, "origin": "", **{name: plain.get(name) for name in kept}, **more}
         ours = [i for i, other in enumerate(table.rows) if not other.get("paper")]
         table.rows.insert(ours[-1] + 1 if ours else 0, found)
@@ -124,7 +89,7 @@ class Desk:
         place = compass or self.runs.compass_for(run)
         if place is None and policy != "blind" and navigate.selector != "random":
             raise UserError(f"no compass of the {run.source} source in {self.runs.home}: give --compass")
-        return guide_from(policy, place if policy != "blind" else None, navigate, self.bench.model(run).velocity)
+        return guide_from(policy, place if policy != "blind" else None, navigate, self.model(run).velocity)
 
     def about(self, run: TrainedRun) -> Plain:
         """The fields that say which run a row is of."""
@@ -137,17 +102,31 @@ class Desk:
             table.notes.append(table.quote.note())
         table.about = {
             "command": command_line(f"report {self.name}", self.settings),
-            "hardware": ", ".join(sorted(self._hardware)) or hardware(self.settings.device),
-            "seed": self.measure.seed if sampled else None,
-            "samples": self.measure.samples if sampled else None,
-            "judge_names": self._judges,
+            "hardware": ", ".join(sorted(self.hardware)) or hardware(self.settings.device),
+            "seed": self.asked.seed if sampled else None,
+            "samples": self.asked.samples if sampled else None,
+            "judge_names": self.judge_names() if self.reads else [],
             **table.about,
         }
         path = table.save(self.report)
         if self.settings.verbose or not beside:
             table.show(most=None if self.settings.verbose else SHORT)
-        Console(stderr=True).print(f"{path.with_suffix('.md')}, .tex and .json", highlight=False, soft_wrap=True)
+        Console(stderr=True).print(f"{path.with_suffix('.md')} and .json", highlight=False, soft_wrap=True)
         return path
+
+
+def measure_settings(given: ReportSettings, before: Plain, home: Path) -> MeasureSettings:
+    """How texts are made and judged: as is asked, or as the runs were measured `before`."""
+    samples = before.get("samples", SAMPLES)
+    samples = min(samples, GUIDED) if isinstance(given, GuidedSettings) else samples
+    same = {name: getattr(given, name) for name in ("temperature", "top_p", "jump", "device")}
+    return MeasureSettings(
+        samples=samples if given.samples is None else given.samples,
+        seed=before.get("seed", 0) if given.seed is None else given.seed,
+        world=world_of(home, before) if given.world is None else given.world,
+        judges=given.judges or tuple(before.get("judges", ())),
+        **same,
+    )
 
 
 def spoken(row: Row) -> str:
@@ -162,9 +141,7 @@ def spoken(row: Row) -> str:
 
 def measured_before(report: Path) -> Plain:
     """The settings with which the runs were measured, if they were."""
-    if not (report / MANIFEST).is_file():
-        return {}
-    found = read_manifest(report).get("settings")
+    found = read_manifest(report).get("settings") if (report / MANIFEST).is_file() else None
     return found if isinstance(found, dict) else {}
 
 
@@ -172,11 +149,8 @@ def world_of(home: Path, before: Plain) -> str:
     """The story world the runs were measured with, or that their corpus is of; none for other texts."""
     if "world" in before:
         return before["world"] or ""
-    if (home / "corpus" / MANIFEST).is_file():
-        name = str(read_manifest(home / "corpus").get("settings", {}).get("name") or "")
-        if name.startswith("world:"):
-            return name.removeprefix("world:")
-    return ""
+    name = str(measured_before(home / "corpus").get("name") or "")
+    return name.removeprefix("world:") if name.startswith("world:") else ""
 
 
 def size(parameters: int) -> str:
@@ -190,19 +164,20 @@ def size(parameters: int) -> str:
 def command_line(verb: str, settings: Any) -> str:
     """The command that makes the same table again: what differs from the defaults."""
     words = ["tsdfm", *verb.split(), *(str(path) for path in settings.runs)]
-    words += [word for pair in flags(settings) for word in pair]
-    return shlex.join(words)
+    return shlex.join([*words, *flags(settings)])
 
 
-def flags(settings: Any, prefix: str = "--") -> list[tuple[str, str]]:
+def flags(settings: Any, prefix: str = "--") -> list[str]:
     """Every setting that is not at its default, as flag and value."""
-    out: list[tuple[str, str]] = []
+    out: list[str] = []
     for f in fields(settings):
         value, name = getattr(settings, f.name), f"{prefix}{f.name.replace('_', '-')}"
         if is_dataclass(value):
             out += flags(value, f"{name}.")
         elif f.name not in UNQUOTED and value != (f.default if f.default is not MISSING else None):
-            items: Sequence[Any] = value if isinstance(value, tuple) else [value]
-            texts = isinstance(value, tuple) and all(isinstance(item, str) for item in value)
-            out += [(name, str(item)) for item in items] if texts else [(name, ",".join(map(str, items)))]
+            items = value if isinstance(value, tuple) else (value,)
+            if isinstance(value, tuple) and all(isinstance(item, str) for item in items):
+                out += [word for item in items for word in (name, item)]  # a text may hold a comma
+            else:
+                out += [name, ",".join(map(str, items))]
     return out

@@ -9,20 +9,33 @@ was, and the commands of `tsdfm report` find what has been sampled.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
 from tsdfm.report.bench import Bench
 from tsdfm.report.cells import Cells
-from tsdfm.report.desk import spoken
+from tsdfm.report.desk import Desk, spoken
 from tsdfm.report.rows import marked
 from tsdfm.report.runs import run_at
-from tsdfm.report.settings import FrontierSettings, MeasureSettings
-from tsdfm.report.summary import every_row, texts_of
+from tsdfm.report.settings import FrontierSettings, MeasureRunsSettings, MeasureSettings
+from tsdfm.report.summary import by_steps, every_row, read_rows, texts_of
+from tsdfm.report.sweeps import frontier
 from tsdfm.store.bundle import on_disk
 from tsdfm.store.files import write_json
 from tsdfm.store.manifest import write_manifest
+
+
+def command(settings: MeasureRunsSettings) -> Path:
+    """`tsdfm report measure`: measure every model that is found; returns the path of `metrics.json`."""
+    desk = Desk("measure", settings, modelled=True)
+    asked = {name: getattr(settings, name) for name in ("steps", "teacher_steps", "show", "frontier")}
+    models, tokens = [model.path for model in desk.runs.models], desk.runs.tokens_or_refuse()
+    out = run(replace(desk.asked, **asked), models, tokens, desk.report, verbose=settings.verbose)
+    if not settings.verbose:
+        by_steps(read_rows(out)).show()
+    return out / "metrics.json"
 
 
 def run(settings: MeasureSettings, models: Sequence[Path], tokens: Path, out: Path, *, verbose: bool = False) -> Path:
@@ -49,31 +62,8 @@ def run(settings: MeasureSettings, models: Sequence[Path], tokens: Path, out: Pa
             console.print(line, highlight=False, soft_wrap=True, markup=False)
         every_row(rows).show()
     if settings.frontier:
-        sweep(settings, models, tokens, out, verbose)
+        shared = ("samples", "seed", "top_p", "jump", "judges", "device", "temperatures", "control", "definition")
+        asked = {name: getattr(settings, name) for name in shared} | {"world": settings.world or "", "out": out}
+        asked |= {"steps": settings.frontier_steps or settings.steps, "verbose": verbose}
+        frontier(FrontierSettings(runs=tuple(models), tokens=tokens, **asked), beside=True)
     return out
-
-
-def sweep(settings: MeasureSettings, models: Sequence[Path], tokens: Path, out: Path, verbose: bool) -> None:
-    """The frontier of the same models, by the same judges."""
-    from tsdfm.report.sweeps import frontier
-
-    frontier(
-        FrontierSettings(
-            runs=tuple(models),
-            out=out,
-            tokens=tokens,
-            samples=settings.samples,
-            seed=settings.seed,
-            top_p=settings.top_p,
-            jump=settings.jump,
-            world=settings.world or "",
-            judges=settings.judges,
-            device=settings.device,
-            steps=settings.frontier_steps or settings.steps,
-            temperatures=settings.temperatures,
-            control=settings.control,
-            definition=settings.definition,
-            verbose=verbose,
-        ),
-        beside=True,
-    )

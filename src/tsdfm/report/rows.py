@@ -65,7 +65,7 @@ class Row:
 
     @property
     def judge(self) -> str | None:
-        """The judge whose figures stand in the row."""
+        """The judge whose figures stand in the row: the first."""
         return next(iter(self.judges), None)
 
     @property
@@ -80,9 +80,8 @@ class Row:
     @property
     def nll(self) -> float | None:
         """Mean nats of a text."""
-        if self.story and self.story.nll is not None:
-            return self.story.nll
-        return self.scores.nll.value if self.scores.nll else None
+        own = self.story.nll if self.story else None
+        return self.scores.nll.value if own is None and self.scores.nll else own
 
     @property
     def valid(self) -> Estimate | None:
@@ -109,11 +108,8 @@ class Row:
 
     def plain(self) -> Plain:
         """For JSON."""
-        nested = ("text", "judges", "story")
-        out: Plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in nested}
-        for name in OPTIONAL:
-            if out[name] is None:
-                del out[name]
+        known = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("text", "judges", "story")}
+        out: Plain = {name: value for name, value in known.items() if value is not None or name not in OPTIONAL}
         if self.judges:
             out |= {"judge": self.judge, **plain(self.scores)}
         if self.story is not None:
@@ -128,14 +124,10 @@ class Row:
         """A row from JSON. What is missing is not known."""
         flat = {"entropy_bits_interval": found.get("entropy_interval"), **found}
         judges = {name: record(JudgeScores, one) for name, one in (found.get("judges") or {}).items()}
-        story = record(StoryScores, flat) if estimate(flat, "valid") else None
-        return cls(
-            **{f.name: found[f.name] for f in fields(cls) if f.name in found and f.name not in ("judges", "texts")},
-            texts=tuple(found.get("texts") or ()),
-            text=record(TextStats, flat),
-            judges=judges or {str(found.get("judge") or ""): record(JudgeScores, flat)},
-            story=story,
-        )
+        known: Plain = {f.name: found[f.name] for f in fields(cls) if f.name in found}
+        known |= {"texts": tuple(found.get("texts") or ()), "text": record(TextStats, flat)}
+        known["judges"] = judges or {str(found.get("judge") or ""): record(JudgeScores, flat)}
+        return cls(**{**known, "story": record(StoryScores, flat) if estimate(flat, "valid") else None})
 
 
 OPTIONAL = ("jump", "draw", "precision", "run")
@@ -157,21 +149,20 @@ def plain(made: Any) -> Plain:
 
 def record(cls: type[Kind], found: Mapping[str, Any]) -> Kind:
     """The record of JSON's fields."""
-    given: Plain = {}
-    for f in fields(cls):  # type: ignore[arg-type]
-        value = estimate(found, f.name) if "Estimate" in str(f.type) else found.get(f.name)
-        if value is not None:
-            given[f.name] = value
-    return cls(**given)
+    read = {
+        f.name: estimate(found, f.name) if "Estimate" in str(f.type) else found.get(f.name)
+        for f in fields(cls)  # type: ignore[arg-type]
+    }
+    return cls(**{name: value for name, value in read.items() if value is not None})
 
 
 def estimate(found: Mapping[str, Any], name: str) -> Estimate | None:
     """A number with its interval, or none."""
     value, ends = found.get(name), found.get(f"{name}_interval")
-    if value is None or not finite(value):
+    if not finite(value):
         return None
     known = isinstance(ends, (list, tuple)) and len(ends) == 2 and all(map(finite, ends))
-    return Estimate(float(value), *ends) if known and ends else Estimate(float(value))
+    return Estimate(float(value), *(ends if known else ()))  # type: ignore[arg-type, misc]
 
 
 def finite(value: object) -> bool:

@@ -24,12 +24,12 @@ ORDER = ("teacher", "fs-dfm", "control", "ts-dfm")  # of methods in tables and f
 SOURCES = ("uniform", "mask")
 
 
-def rank(method: str) -> int:
-    """Where a method stands among others."""
-    return ORDER.index(method) if method in ORDER else len(ORDER)
+def rank(name: str, known: Sequence[str] = ORDER) -> int:
+    """Where a method (or a source) stands among others."""
+    return known.index(name) if name in known else len(known)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TrainedRun:
     """A trained run and what its manifest says. A bundle's model has FOLDER/student, FOLDER/teacher, … for a path."""
 
@@ -49,8 +49,7 @@ class TrainedRun:
     @property
     def kind(self) -> str | None:
         """`model`, `compass`, `tokens`, or none of what a report needs."""
-        model = self.manifest.get("model")
-        if isinstance(model, dict) and "schedule" in model:
+        if "schedule" in (self.manifest.get("model") or ()):
             return "model"
         if isinstance(self.manifest.get("compass"), dict):
             return "compass"
@@ -58,13 +57,17 @@ class TrainedRun:
 
     @property
     def source(self) -> str:
-        part = self.manifest.get("model") if self.kind == "model" else self.manifest.get("compass")
+        part = self.manifest.get("model" if self.kind == "model" else "compass")
         return str((part or {}).get("source"))
 
     @property
     def settings(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.manifest.get("settings", {})
-        return found
+        return dict(self.manifest.get("settings", {}))
+
+    @property
+    def navigate(self) -> dict[str, Any]:
+        """How its midpoints were navigated."""
+        return dict(self.settings.get("navigate", {}))
 
     @property
     def many_step(self) -> bool:
@@ -80,8 +83,8 @@ class TrainedRun:
     @property
     def order(self) -> tuple[int, int, str]:
         """Where it stands in a table: by source, then by method; a second compass of a source after the first."""
-        source = SOURCES.index(self.source) if self.source in SOURCES else len(SOURCES)
-        return source, -1 if self.name == f"compass-{self.source}" else rank(self.method), self.name
+        first = self.name == f"compass-{self.source}"
+        return rank(self.source, SOURCES), -1 if first else rank(self.method), self.name
 
     def input(self, name: str) -> Path | None:
         """Where an input of the run was when it ran."""
@@ -92,13 +95,15 @@ class TrainedRun:
         """`DFM` for a student that started from a teacher, `FS-DFM` for one that started from a student."""
         origin = self.input("init_from")
         if origin is None and self.shipped and not self.many_step and self.manifest.get("parent"):
-            return "DFM" if str(self.manifest["parent"]).startswith("teacher") else "FS-DFM"  # a name is all it has
+            origin = Path(str(self.manifest["parent"]))  # a name is all it has
         if origin is None:
             return None
+        many = origin.name.startswith("teacher")
         for place in (origin, self.path.parent / origin.name):
-            if (place / MANIFEST).is_file():
-                return "DFM" if TrainedRun(place, read_manifest(place)).many_step else "FS-DFM"
-        return "DFM" if origin.name.startswith("teacher") else "FS-DFM"
+            if not self.shipped and (place / MANIFEST).is_file():
+                many = TrainedRun(place, read_manifest(place)).many_step
+                break
+        return "DFM" if many else "FS-DFM"
 
     def log(self) -> list[dict[str, Any]]:
         """The lines of its `metrics.jsonl`; one that a kill cut short is left out."""
@@ -145,16 +150,13 @@ class RunSet:
         """Of every folder and source, the first run of this method; else the first student, or a teacher."""
         if not self.models:
             raise UserError(f"no model in {self.home}: train a student first")
-        out: list[TrainedRun] = []
+        out: dict[tuple[Path, str], TrainedRun] = {}
         for folder in dict.fromkeys(run.path.parent for run in self.models):
             here = [run for run in self.models if run.path.parent == folder]
             named = [run for run in here if run.method == method]
-            students = [run for run in here if not run.many_step]
-            first: dict[str, TrainedRun] = {}
-            for run in named or students or here:
-                first.setdefault(run.source, run)
-            out += first.values()
-        return out
+            for run in named or [run for run in here if not run.many_step] or here:
+                out.setdefault((folder, run.source), run)
+        return list(out.values())
 
     def label(self, run: TrainedRun) -> str:
         """What a table calls a run: its method, and its folder where several have that method."""
@@ -167,24 +169,24 @@ def find_runs(paths: Sequence[str | Path], tokens: str | Path | None = None) -> 
     if not paths:
         raise UserError("give a pipeline's folder, run folders, or the name of a shipped model")
     runs = [run for path in dict.fromkeys(map(Path, paths)) for run in runs_at(path)]
-    if not any(run.kind in ("model", "compass") for run in runs):
+    models, compasses = (
+        tuple(sorted((run for run in runs if run.kind == kind), key=lambda run: run.order))
+        for kind in ("model", "compass")
+    )
+    if not models and not compasses:
         raise UserError(f"{paths[0]} holds no finished teacher, student or compass: give a pipeline's folder or runs")
     home = runs[0].path.parent
-    models = sorted((r for r in runs if r.kind == "model"), key=lambda run: run.order)
-    compasses = sorted((r for r in runs if r.kind == "compass"), key=lambda run: run.order)
-    place = Path(tokens) if tokens else tokens_of(home, runs)
-    same_tokenizer(models)
-    if place is not None:
-        same_tokens([run for run in models if run.shipped], place)
-    return RunSet(home, tuple(models), tuple(compasses), place)
-
-
-def same_tokenizer(models: Sequence[TrainedRun]) -> None:
-    """Refuse models whose texts are cut into other tokens than each other's: their entropies could not be compared."""
+    # the tokens: as asked, among what was given, in the pipeline's folder, or where the runs had them
+    places = [*(run.path for run in runs if run.kind == "tokens"), home / "tokens", *(r.input("tokens") for r in runs)]
+    found = next((place for place in places if place and (place / MANIFEST).is_file()), None)
+    found = Path(tokens) if tokens else found
     kinds = {str(run.manifest["model"].get("tokenizer")): run for run in models}
-    if len(kinds) > 1:
+    if len(kinds) > 1:  # their entropies could not be compared
         one, other, *_ = (run.name for run in kinds.values())
         raise UserError(f"{one} and {other} have different tokenizers, so no table can compare them: report on each")
+    if found is not None:
+        same_tokens([run for run in models if run.shipped], found)
+    return RunSet(home, models, compasses, found)
 
 
 def same_tokens(runs: Sequence[TrainedRun], tokens: Path) -> None:
@@ -200,14 +202,6 @@ def same_tokens(runs: Sequence[TrainedRun], tokens: Path) -> None:
         check_rows(spec, rows, bundle, f"make rows of your text with `{made} …`")
 
 
-def folder_at(path: Path) -> Path:
-    """A folder of runs, or what to do where there is none. Nothing is trained here."""
-    if path.is_dir():
-        return path
-    made = f"`tsdfm pipeline {path} --out FOLDER` makes those of a recipe"
-    raise UserError(f"no folder at {path}{unshipped(path)}: give a pipeline's folder or run folders ({made})")
-
-
 def runs_at(path: Path) -> list[TrainedRun]:
     """The models of a bundle, or the one that is named; the run a folder is, or the finished ones directly inside."""
     shipped = find_shipped(path)
@@ -215,29 +209,18 @@ def runs_at(path: Path) -> list[TrainedRun]:
         bundle, role = shipped
         roles = bundle.roles if role is None else [role]
         return [TrainedRun(bundle.folder / each, bundle.member(each).about, shipped=True) for each in roles]
-    folder = folder_at(path)
-    own = TrainedRun(folder, read_manifest(folder)) if (folder / MANIFEST).is_file() else None
-    return [own] if own is not None and own.kind else in_folder(folder)
+    if not path.is_dir():  # nothing is trained here
+        made = f"`tsdfm pipeline {path} --out FOLDER` makes those of a recipe"
+        raise UserError(f"no folder at {path}{unshipped(path)}: give a pipeline's folder or run folders ({made})")
+    own = TrainedRun(path, read_manifest(path)) if (path / MANIFEST).is_file() else None
+    if own is not None and own.kind:
+        return [own]
+    inside = sorted(p for p in path.iterdir() if (p / MANIFEST).is_file())
+    runs = [TrainedRun(p, read_json(p / MANIFEST)) for p in inside]
+    return [run for run in runs if run.kind == "tokens" or (run.kind and has_checkpoint(run.path))]
 
 
 def run_at(path: str | Path) -> TrainedRun:
     """The one run a path means; of a bundle, its student."""
     shipped = find_shipped(path)
     return runs_at(shipped[0].folder / "student" if shipped and shipped[1] is None else Path(path))[0]
-
-
-def in_folder(folder: Path) -> list[TrainedRun]:
-    """The finished runs directly inside a folder."""
-    found = []
-    for path in sorted(p for p in folder.iterdir() if (p / MANIFEST).is_file()):
-        run = TrainedRun(path, read_json(path / MANIFEST))
-        if run.kind == "tokens" or (run.kind is not None and has_checkpoint(path)):
-            found.append(run)
-    return found
-
-
-def tokens_of(home: Path, runs: Sequence[TrainedRun]) -> Path | None:
-    """The tokens: among what was given, in the pipeline's folder, or where the runs had them."""
-    places = [run.path for run in runs if run.kind == "tokens"]
-    places += [home / "tokens", *(place for run in runs if (place := run.input("tokens")) is not None)]
-    return next((place for place in places if (place / MANIFEST).is_file()), None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -27,9 +27,8 @@ def closing(out: Path, page: Path | None = None, console: Console | None = None)
     rows = read_rows(out / "report")
     table = by_steps(rows)
     if len(table.rows) > MOST:
-        left = len(table.rows) - MOST
+        table.notes.append(f"and {len(table.rows) - MOST} more models in {out / 'report' / 'metrics.json'}")
         table.rows = [*table.rows[: MOST - 1], table.rows[-1]]
-        table.notes.append(f"and {left} more models in {out / 'report' / 'metrics.json'}")
     table.show(console)
     for line in texts_of(rows, 3):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
@@ -40,18 +39,20 @@ def closing(out: Path, page: Path | None = None, console: Console | None = None)
 def by_steps(rows: Sequence[Row]) -> Table:
     """A row a model: valid share (NLL a story) by steps, or perplexity (entropy) where there are no stories."""
     made = [row for row in rows if row.steps is not None]
-    stories = any(row.valid for row in made)
     steps = sorted({row.steps for row in made if row.steps is not None})
+    stories = any(row.valid for row in made)
     title = "Valid stories (NLL a story) by network passes" if stories else "Perplexity (entropy in bits) by steps"
-    table = Table("by-steps", title, [SOURCE, METHOD, *(Column(str(at), str(at)) for at in steps)])
-    for source, label in dict.fromkeys((row.source, row.label) for row in made):
-        mine = [row for row in made if (row.source, row.label) == (source, label)]
-        cells = {str(row.steps): both(row) for row in mine}
-        table.add(source=source, method=label, **cells, marks=[str(row.steps) for row in mine if row.collapsed])
+    columns = [SOURCE, METHOD, *(Column(str(at), str(at)) for at in steps)]
+    table = Table("by-steps", title, columns, about=about(rows))
+    models: dict[tuple[str | None, str], list[Row]] = {}
+    for row in made:
+        models.setdefault((row.source, row.label), []).append(row)
+    for (source, label), mine in models.items():
+        marks = [str(row.steps) for row in mine if row.collapsed]
+        table.add(source=source, method=label, **{str(row.steps): both(row) for row in mine}, marks=marks)
     for row in rows:
         if row.method == REAL and steps:
             table.add(source="", method=REAL, **{str(steps[-1]): both(row)})
-    table.about = about(rows)
     return table
 
 
@@ -65,19 +66,19 @@ def both(row: Row) -> str:
 def every_row(rows: Sequence[Row]) -> Table:
     """Every row with its intervals; story columns only where the story world judged."""
     stories = any(row.valid for row in rows)
-    counts = [Column("steps", "steps", format="d"), Column("nfe", "NFE", format="d")]
-    valid = [Column("valid_text", "valid stories"), Column("nll", "NLL / story", format=".1f")] if stories else []
-    others = list(dict.fromkeys(name for row in rows for name in list(row.judges)[1:]))
-    rest = [Column("ppl_text", "perplexity"), ENTROPY, Column("tokens_per_s", "tokens/s", format=",.0f")]
-    rest += [Column(f"ppl {name}", f"ppl, {name}", format=".2f") for name in others]
+    columns = [METHOD, SOURCE, Column("steps", "steps", format="d"), Column("nfe", "NFE", format="d")]
+    columns += [Column("valid_text", "valid stories"), Column("nll", "NLL / story", format=".1f")] if stories else []
+    columns += [Column("ppl_text", "perplexity"), ENTROPY, Column("tokens_per_s", "tokens/s", format=",.0f")]
+    others = dict.fromkeys(name for row in rows for name in list(row.judges)[1:])
+    columns += [Column(f"ppl {name}", f"ppl, {name}", format=".2f") for name in others]
     judged = "the exact judge of the story world" if stories else "language models"
-    table = Table("metrics", f"Texts judged by {judged}", [METHOD, SOURCE, *counts, *valid, *rest], about=about(rows))
+    table = Table("metrics", f"Texts judged by {judged}", columns, about=about(rows))
     if stories:
         table.notes.append("perplexity and NLL of stories are under the world with 1/1000 of noise")
     for row in rows:
         ppl = {f"ppl {name}": one.ppl.value if one.ppl else None for name, one in row.judges.items()}
-        shown = {"ppl_text": with_interval(row.ppl, ".2f"), "valid_text": with_interval(row.valid, ".3f", ".2f"), **ppl}
-        table.add(**row.plain(), **shown, marks=["entropy_bits", "ppl_text"] if row.collapsed else [])
+        shown = {"ppl_text": with_interval(row.ppl, ".2f"), "valid_text": with_interval(row.valid, ".3f", ".2f")}
+        table.add(**row.plain(), **shown, **ppl, marks=["entropy_bits", "ppl_text"] if row.collapsed else [])
     return table
 
 
@@ -88,15 +89,14 @@ def with_interval(found: Estimate | None, form: str, ends: str | None = None) ->
     return f"{found.value:{form}} [{found.low:{ends or form}}, {found.high:{ends or form}}]"
 
 
-def about(rows: Iterable[Row]) -> Plain:
+def about(rows: Sequence[Row]) -> Plain:
     """What made the rows, for the line below the table."""
     first = next((row for row in rows if row.steps is not None), None)
     if first is None:
         return {}
-    judges = [name for name in first.judges if name]
     sampled = f"T = {first.temperature:g}, top-p {first.top_p:g}" if first.top_p and first.temperature else ""
-    known = {"samples": first.samples, "seed": first.seed, "judge_names": judges, "hardware": first.hardware}
-    return {**known, "sampled": sampled}
+    known = {"samples": first.samples, "seed": first.seed, "hardware": first.hardware, "sampled": sampled}
+    return {**known, "judge_names": [name for name in first.judges if name]}
 
 
 def texts_of(rows: Sequence[Row], most: int) -> list[str]:

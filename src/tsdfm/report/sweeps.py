@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -13,16 +13,18 @@ from tsdfm.charts import Axis, Chart, Point, Series, figure
 from tsdfm.errors import UserError
 from tsdfm.report.cells import Cell
 from tsdfm.report.desk import Desk
-from tsdfm.report.metrics.matched import Comparison, PooledEntropy, Sweep, compare, mean_entropy
+from tsdfm.report.metrics.matched import PooledEntropy, Sweep, compare, mean_entropy
 from tsdfm.report.metrics.ngrams import entropy_bits
 from tsdfm.report.rows import REAL, Plain, Row
 from tsdfm.report.runs import TrainedRun
 from tsdfm.report.settings import FrontierSettings
-from tsdfm.report.table import METHOD, SOURCE, STEPS, Column, Table, write_text
+from tsdfm.report.table import METHOD, SOURCE, STEPS, Column, Table
 from tsdfm.report.unigram import MORE, SUFFIX, Fit, counts_of, data_counts, fit
+from tsdfm.store.files import write_text
 
 BY = ("", "bigram_")
 """What fields about an entropy begin with: that of the token histogram, and that of pooled bigrams."""
+ENTROPIES = {"entropy_bits": "entropy, bits", "bigram_entropy_bits": "bigram entropy, bits"}
 OWN = ("source", "steps", "nfe", "temperature", "samples", "collapsed", "checkpoint", "ppl", "ppl_interval")
 KEPT = (*OWN, "ppl_corpus", "ppl_geometric", "entropy_bits", "entropy_interval", "entropy_nats", "bigram_entropy_bits",
         "valid", "valid_interval")  # fmt: skip
@@ -39,14 +41,8 @@ COLUMNS = [
     Column("bigram_at_own", "ppl / control at that"),
     Column("bigram_over", "mean over shared"),
 ]
-
-
-@dataclass(frozen=True)
-class SweptCell:
-    """One cell: its row, and by judge and entropy its texts one by one."""
-
-    row: Row
-    sweeps: dict[tuple[str, str], Sweep]
+Seen = tuple[Row, dict[tuple[str, str], Sweep]]
+"""The row of a cell, and by judge (its fingerprint) and entropy (of `BY`) its texts one by one."""
 
 
 @dataclass(frozen=True)
@@ -57,34 +53,49 @@ class Line:
     method: str
     run: TrainedRun
     steps: int
-    cells: Sequence[SweptCell]
+    cells: Sequence[Seen]
     fit: Fit | None = None
-
-    def sweeps(self, judge: str, by: str) -> list[Sweep]:
-        """The cells under one judge (its fingerprint), by one entropy of `BY`."""
-        return [seen.sweeps[judge, by] for seen in self.cells]
 
     def own(self) -> Row | None:
         """The row at T = 1."""
-        return next((seen.row for seen in self.cells if seen.row.temperature == 1.0), None)
+        return next((row for row, _ in self.cells if row.temperature == 1.0), None)
 
-    def beside(self, lines: Sequence[Line], *methods: str) -> Line | None:
-        """The line of the first of these methods that was swept at the same source and step count."""
-        same = [x for x in lines if (x.run.source, x.steps) == (self.run.source, self.steps)]
-        return next((x for method in methods for x in same if x.method == method), None)
+    def matched(self, control: Line, judge: str, *, draws: int, seed: int) -> Plain:
+        """The ratios to a control under one judge by both entropies, as numbers and as text."""
+        out: Plain = {}
+        for by in BY:
+            mine, theirs = ([sweeps[judge, by] for _, sweeps in line.cells] for line in (self, control))
+            found = compare(mine, theirs, draws=draws, seed=seed)
+            told = {
+                "at_own": ratio_text(found.at_own_entropy, found.at_own_interval) or "outside",
+                "over": ratio_text(found.over_overlap, found.over_interval) or "no overlap",
+                **{"overlap" if name == "span" else f"ratio_{name}": value for name, value in asdict(found).items()},
+            }
+            out |= {f"{by}{name}": list(v) if isinstance(v, tuple) else v for name, v in told.items()}
+        return out
 
 
-def see(desk: Desk, cell: Cell, row: Row, *, temperature: float, geometric: bool = False) -> SweptCell:
-    """A cell before all judges, text by text."""
+def ratio_text(value: float | None, interval: tuple[float, float] | None) -> str | None:
+    """`0.873 [0.81, 0.94]`."""
+    if value is None:
+        return None
+    return f"{value:.3f}" + (f" [{interval[0]:.2f}, {interval[1]:.2f}]" if interval else "")
+
+
+def see(desk: Desk, cell: Cell, row: Row, *, temperature: float, geometric: bool = False) -> Seen:
+    """A cell before all judges, text by text; a text without a scored token has no perplexity."""
     written = cell.rows()
     own = mean_entropy(torch.tensor(entropy_bits(written), dtype=torch.float64))
-    pooled = PooledEntropy(written)
-    found = {}
-    for judge in desk.bench.judges():
-        ppl = desk.bench.perplexities(cell, judge)
+    pooled, found = PooledEntropy(written), {}
+    for judge in desk.judges():
+        scores = desk.scores(cell, judge)
+        nll, tokens = (
+            torch.tensor(x, dtype=torch.float64) for x in zip(*((s.nll, s.tokens) for s in scores), strict=True)
+        )
+        ppl = torch.where(tokens > 0, (nll / tokens).clamp_max(709.0).exp(), torch.nan)
         for by, entropy in zip(BY, (own, pooled), strict=True):
             found[judge.fingerprint, by] = Sweep(temperature, ppl, geometric, entropy)
-    return SweptCell(row, found)
+    return row, found
 
 
 def swept(
@@ -101,194 +112,174 @@ def swept(
     label, bias, cells = f"{desk.runs.label(run)}{suffix}", fitted.bias if fitted else None, []
     for temperature in temperatures:
         cell = desk.cell(run, steps, temperature=temperature, bias=bias)
-        row = desk.row_of(run, cell, name=label)
+        row = desk.row(run, cell, name=label)
         cells.append(see(desk, cell, row, temperature=temperature, geometric=geometric))
     return Line(label, f"{run.method}{suffix}", run, steps, cells, fitted)
 
 
-def matched(mine: Line, control: Line, judge: str, *, draws: int, seed: int) -> Plain:
-    """The ratios of a line to a control under one judge, by both entropies."""
-    out: Plain = {}
-    for by in BY:
-        found = compare(mine.sweeps(judge, by), control.sweeps(judge, by), draws=draws, seed=seed)
-        out |= {f"{by}{name}": value for name, value in shown(found).items()}
-    return out
-
-
-def shown(found: Comparison) -> Plain:
-    """The numbers of a comparison, and as text."""
-    return {
-        "at_own": ratio_text(found.at_own_entropy, found.at_own_interval) or "outside",
-        "over": ratio_text(found.over_overlap, found.over_interval) or "no overlap",
-        "ratio_at_own_entropy": found.at_own_entropy,
-        "ratio_at_own_interval": list(found.at_own_interval) if found.at_own_interval else None,
-        "ratio_over_overlap": found.over_overlap,
-        "ratio_over_interval": list(found.over_interval) if found.over_interval else None,
-        "overlap": list(found.span) if found.span else None,
-    }
-
-
-def ratio_text(value: float | None, interval: tuple[float, float] | None) -> str | None:
-    """`0.873 [0.81, 0.94]`."""
-    if value is None:
-        return None
-    return f"{value:.3f}" + (f" [{interval[0]:.2f}, {interval[1]:.2f}]" if interval else "")
-
-
-def frontier(settings: FrontierSettings, *, beside: bool = False) -> Path:
-    """The tables and figures of the frontier under every judge, the first shown unless it stands `beside` another one.
-
-    Returns the path of the first one's JSON.
-    """
-    desk = Desk("frontier", settings, judged=True, modelled=True)
-    if settings.unigram and all(run.method != settings.unigram for run in desk.runs.models):
-        known = ", ".join(dict.fromkeys(run.method for run in desk.runs.models))
-        raise UserError(f"no run is called {settings.unigram}: give --unigram one of {known}")
-    lines, geometric = list[Line](), settings.definition == "geometric"
-    for run in desk.runs.models:
-        for steps in settings.steps:
-            lines.append(swept(desk, run, steps, settings.temperatures, geometric=geometric))
-            if run.method == settings.unigram:
-                found = unigram_fit(desk, run, steps)
-                lines.append(swept(desk, run, steps, settings.temperatures, geometric=geometric, fitted=found))
-    rows = [row_for(desk, line, lines, settings) for line in lines]
-    first, *others = desk.bench.judge_names()
-    for number, judge in enumerate(others, 2):
-        one_table(desk, lines, rows, judge, settings, number, True)
-    names = other_names(lines, settings)
-    if names:
-        table = Table("frontier-against", "Perplexity at matched entropy, relative to other methods", COLUMNS[:3])
-        table.columns = [*table.columns, *(Column(name, f"ppl / {name}") for name in names)]
-        for row in rows:
-            ratios = {name: one["at_own"] for name, one in row["judges"][first]["against"].items()}
-            table.add(**{name: row[name] for name in ("source", "method", "steps")}, **ratios)
-        table.notes.append("at a method's own entropy at T = 1; outside: the other has no text of that entropy")
-        desk.finish(table, beside=True)
-    return one_table(desk, lines, rows, first, settings, 1, beside)
-
-
 def unigram_fit(desk: Desk, run: TrainedRun, steps: int) -> Fit:
     """The bias that gives a run's texts the training split's token frequencies."""
-    vocab = desk.bench.model(run).velocity.spec.vocab
-    data = data_counts(desk.runs.tokens_or_refuse(), desk.bench.cells.folder)
+    vocab = desk.model(run).velocity.spec.vocab
+    data = data_counts(desk.runs.tokens_or_refuse(), desk.cells.folder)
 
     def counts(bias: Tensor | None, seed: int) -> Tensor:
         return counts_of(desk.cell(run, steps, temperature=1.0, bias=bias, seed=seed, times=MORE), vocab)
 
-    found = fit(data, counts, desk.measure.seed)
+    found = fit(data, counts, desk.asked.seed)
     off = " → ".join(f"{kl:.4f}" for kl in found.kl)
     desk.say(f"{run.name}: {steps} steps, unigram bias, KL to the data {off} bits")
     return found
 
 
-def row_for(desk: Desk, line: Line, lines: Sequence[Line], settings: FrontierSettings) -> Plain:
-    """A method at one step count; `judges` has its figures at T = 1 and its ratios under each judge."""
-    own, control = line.own(), line.beside(lines, *controls(settings))
-    row: Plain = {
-        "source": line.run.source,
-        "method": line.label,
-        "run": line.run.name,
-        "steps": line.steps,
-        "marks": ["ppl", "entropy_bits"] if own is not None and own.collapsed else [],
-        "control": control is line,
-        "control_method": control.method if control is not None and control is not line else None,
-        **({"unigram": line.fit.plain()} if line.fit else {}),
-    }
-    if own is not None:
-        plain = own.plain()
-        row |= {name: plain[name] for name in ("entropy_bits", "entropy_interval", "bigram_entropy_bits")}
-    row["judges"] = {
-        judge: figures_of(desk, line, control, lines, judge, settings) for judge in desk.bench.judge_names()
-    }
-    return row
+def frontier(settings: FrontierSettings, *, beside: bool = False) -> Path:
+    """`tsdfm report frontier`: tables and figures under every judge, the first shown unless it stands `beside` others.
+
+    Returns the path of the first one's JSON.
+    """
+    made = Frontier(settings)
+    first, *others = made.desk.judge_names()
+    for number, judge in enumerate(others, 2):
+        made.save(judge, number, beside=True)
+    if made.names:
+        made.save_against(first)
+    return made.save(first, 1, beside=beside)
 
 
-def controls(settings: FrontierSettings) -> tuple[str, ...]:
-    """The control that was asked for, and what stands in where there is no such run."""
-    return settings.control, "fs-dfm", "teacher"
+class Frontier:
+    """Every run's sweep at every step count, each compared with the control and with other methods."""
 
+    def __init__(self, settings: FrontierSettings) -> None:
+        self.settings, desk = settings, Desk("frontier", settings, judged=True, modelled=True)
+        known = dict.fromkeys(run.method for run in desk.runs.models)
+        if settings.unigram and settings.unigram not in known:
+            raise UserError(f"no run is called {settings.unigram}: give --unigram one of {', '.join(known)}")
+        self.desk, self.lines, geometric = desk, list[Line](), settings.definition == "geometric"
+        self.ppl = "ppl_geometric" if geometric else "ppl"
+        for run in desk.runs.models:
+            for steps in settings.steps:
+                fits = [None, unigram_fit(desk, run, steps)] if run.method == settings.unigram else [None]
+                self.lines += [
+                    swept(desk, run, steps, settings.temperatures, geometric=geometric, fitted=one) for one in fits
+                ]
+        biased = [f"{settings.unigram} {SUFFIX}"] if settings.unigram else []
+        swept_ones = {line.method for line in self.lines} - {settings.control}
+        self.names = [name for name in dict.fromkeys((*biased, *settings.against)) if name in swept_ones]
+        self.rows = [self.row(line) for line in self.lines]
 
-def figures_of(
-    desk: Desk, line: Line, control: Line | None, lines: Sequence[Line], judge: str, settings: FrontierSettings
-) -> Plain:
-    """What one judge says of a line: its perplexity at T = 1, and the ratios to the control and to others."""
-    own, out = line.own(), Plain()
-    if own is not None:
-        plain, ppl = own.under(judge).plain(), ppl_field(settings)
-        out |= {"ppl": plain.get(ppl), "ppl_interval": plain.get(f"{ppl}_interval")}
+    def beside(self, line: Line, *methods: str) -> Line | None:
+        """The line of the first of these methods that was swept at the same source and step count."""
+        same = [x for x in self.lines if (x.run.source, x.steps) == (line.run.source, line.steps)]
+        return next((x for method in methods for x in same if x.method == method), None)
 
-    def against(other: Line) -> Plain:
-        return matched(line, other, judge, draws=settings.draws, seed=desk.measure.seed)
+    def control(self, line: Line) -> Line | None:
+        """The control that was asked for, or what stands in where there is no such run."""
+        return self.beside(line, self.settings.control, "fs-dfm", "teacher")
 
-    if control is line:
-        out["at_own"] = "control"
-    elif control is not None:
-        out |= against(control)
-    others = {name: line.beside(lines, name) for name in other_names(lines, settings)}
-    out["against"] = {
-        name: against(other)
-        for name, other in others.items()
-        if other is not None and other is not line and other is not control
-    }
-    return out
+    def row(self, line: Line) -> Plain:
+        """A method at one step count; `judges` has its figures at T = 1 and its ratios under each judge."""
+        own, control = line.own(), self.control(line)
+        row: Plain = {
+            "source": line.run.source,
+            "method": line.label,
+            "run": line.run.name,
+            "steps": line.steps,
+            "marks": ["ppl", "entropy_bits"] if own is not None and own.collapsed else [],
+            "control": control is line,
+            "control_method": control.method if control is not None and control is not line else None,
+            **({"unigram": line.fit.plain()} if line.fit else {}),
+        }
+        if own is not None:
+            plain = own.plain()
+            row |= {name: plain[name] for name in ("entropy_bits", "entropy_interval", "bigram_entropy_bits")}
+        return {**row, "judges": {judge: self.figures(line, judge) for judge in self.desk.judge_names()}}
 
+    def figures(self, line: Line, judge: str) -> Plain:
+        """What one judge says of a line: its perplexity at T = 1, and the ratios to the control and to others."""
+        own, control, out = line.own(), self.control(line), Plain()
+        how = {"draws": self.settings.draws, "seed": self.desk.asked.seed}
+        if own is not None:
+            plain = own.under(judge).plain()
+            out |= {"ppl": plain.get(self.ppl), "ppl_interval": plain.get(f"{self.ppl}_interval")}
+        if control is line:
+            out["at_own"] = "control"
+        elif control is not None:
+            out |= line.matched(control, judge, **how)
+        others = {name: other for name in self.names if (other := self.beside(line, name)) is not None}
+        out["against"] = {
+            name: line.matched(other, judge, **how)
+            for name, other in others.items()
+            if other is not line and other is not control
+        }
+        return out
 
-def ppl_field(settings: FrontierSettings) -> str:
-    """The perplexity that the settings define."""
-    return "ppl_geometric" if settings.definition == "geometric" else "ppl"
+    def save_against(self, judge: str) -> None:
+        """The table of ratios to other methods."""
+        columns = [*COLUMNS[:3], *(Column(name, f"ppl / {name}") for name in self.names)]
+        table = Table("frontier-against", "Perplexity at matched entropy, relative to other methods", columns)
+        for row in self.rows:
+            ratios = {name: one["at_own"] for name, one in row["judges"][judge]["against"].items()}
+            table.add(**{name: row[name] for name in ("source", "method", "steps")}, **ratios)
+        table.notes.append("at a method's own entropy at T = 1; outside: the other has no text of that entropy")
+        self.desk.finish(table, beside=True)
 
-
-def other_names(lines: Sequence[Line], settings: FrontierSettings) -> list[str]:
-    """The methods every line is also compared with, where they are: the biased control, and those asked for."""
-    biased = [f"{settings.unigram} {SUFFIX}"] if settings.unigram else []
-    known = {line.method for line in lines}
-    return [name for name in dict.fromkeys((*biased, *settings.against)) if name in known and name != settings.control]
-
-
-def one_table(
-    desk: Desk,
-    lines: Sequence[Line],
-    rows: Sequence[Plain],
-    judge: str,
-    settings: FrontierSettings,
-    number: int,
-    beside: bool,
-) -> Path:
-    """The table, its JSON and its figures under one judge: `frontier`, `frontier-judge-2`, …"""
-    name, title = "frontier", "Perplexity at matched entropy, relative to the control"
-    if number > 1:
-        name, title = f"frontier-judge-{number}", f"{title}, under {judge}"
-    table = Table(name, title, COLUMNS, [{**row, **row["judges"][judge]} for row in rows])
-    table.notes += notes_on(lines, settings)
-    desk.add_target(table, judge if number > 1 else None)
-    target = table.about.pop("target", None)
-    if target and target["samples"] != desk.measure.samples:
-        table.notes.append(f"held-out text is {target['samples']} texts only: a pool of fewer texts has less entropy")
-    points = [(line, seen.row.under(judge).plain()) for line in lines for seen in line.cells]
-    table.about |= {
-        "points": [
-            {"method": line.label, "run": line.run.name, **{n: row[n] for n in KEPT if n in row}}
-            for line, row in points
-        ],
-        "target": {n: target.get(n) for n in (*KEPT, "method")} if target else None,
-        "judge": judge,
-        "control": settings.control,
-        "definition": settings.definition,
-        "temperatures": list(settings.temperatures),
-    }
-    path = desk.finish(table, beside=beside)
-    real = Row.read(table.about["target"]) if target else None
-    shown = [Row.read(point) for point in table.about["points"]]
-    for suffix, entropy in (("", "entropy_bits"), ("-bigrams", "bigram_entropy_bits")):
-        drawn = frontier_charts(shown, real, entropy, ppl_field(settings))
-        by_source = [[chart for source, chart in drawn if source == each] for each in dict(drawn)]
+    def save(self, judge: str, number: int, *, beside: bool) -> Path:
+        """The table, its JSON and its figures under one judge: `frontier`, `frontier-judge-2`, …"""
+        settings, desk = self.settings, self.desk
+        name, title = "frontier", "Perplexity at matched entropy, relative to the control"
+        if number > 1:
+            name, title = f"frontier-judge-{number}", f"{title}, under {judge}"
+        table = Table(name, title, COLUMNS, [{**row, **row["judges"][judge]} for row in self.rows], self.notes())
+        desk.add_target(table, judge if number > 1 else None)
+        target = table.about.pop("target", None)
+        if target and target["samples"] != desk.asked.samples:
+            table.notes.append(
+                f"held-out text is {target['samples']} texts only: a pool of fewer texts has less entropy"
+            )
+        points = [(line, row.under(judge).plain()) for line in self.lines for row, _ in line.cells]
+        table.about |= {
+            "points": [
+                {"method": line.label, "run": line.run.name, **{n: row[n] for n in KEPT if n in row}}
+                for line, row in points
+            ],
+            "target": {n: target.get(n) for n in (*KEPT, "method")} if target else None,
+            "judge": judge,
+            "control": settings.control,
+            "definition": settings.definition,
+            "temperatures": list(settings.temperatures),
+        }
+        path = desk.finish(table, beside=beside)
+        real = Row.read(table.about["target"]) if target else None
+        shown = [Row.read(point) for point in table.about["points"]]
         hint = "At equal entropy, lower is better. Filled marks: temperature 1."
-        label = f"Perplexity against {ENTROPIES[entropy]}"
-        write_text(desk.report / f"{name}{suffix}.svg", figure(by_source, label, hint))
-    return path
+        for suffix, entropy in zip(("", "-bigrams"), ENTROPIES, strict=True):
+            drawn = frontier_charts(shown, real, entropy, self.ppl)
+            by_source = [[chart for source, chart in drawn if source == each] for each in dict(drawn)]
+            label = f"Perplexity against {ENTROPIES[entropy]}"
+            write_text(desk.report / f"{name}{suffix}.svg", figure(by_source, label, hint))
+        return path
 
-
-ENTROPIES = {"entropy_bits": "entropy, bits", "bigram_entropy_bits": "bigram entropy, bits"}
+    def notes(self) -> list[str]:
+        """What the ratios mean, and which control was used where the chosen one is missing."""
+        temperatures, chosen = ", ".join(f"{t:g}" for t in self.settings.temperatures), self.settings.control
+        notes = [
+            f"temperatures {temperatures}; log-perplexity is linear in entropy between neighbouring points, and "
+            "unknown beyond",
+            "a ratio below 1 is better than the control; outside: the control has no text of that entropy",
+        ]
+        if self.settings.definition == "geometric":
+            notes.append(
+                "perplexity here is exp of the mean over texts of their mean NLL; the paper's is in the points"
+            )
+        used = {control.method for line in self.lines if (control := self.control(line)) is not None}
+        if used - {chosen}:
+            notes.append(f"no run is called {chosen}: the control is {', '.join(sorted(used))}")
+        return notes + [
+            f"{line.label}, {line.run.source}, {line.steps} steps: KL of its tokens to the training split's is "
+            f"{line.fit.kl[0]:.4f} bits without a bias, {min(line.fit.kl):.4f} with it "
+            f"({line.fit.floor:.4f} for as many tokens drawn from the split)"
+            for line in self.lines
+            if line.fit
+        ]
 
 
 def frontier_charts(
@@ -299,26 +290,18 @@ def frontier_charts(
     styles = style or {name: i % 8 for i, name in enumerate(methods)}
 
     def place(row: Row) -> tuple[float, float] | None:
-        found, known = getattr(row.text, entropy), getattr(row.scores, ppl)
-        known = row.ppl if ppl == "ppl" else known
+        found, known = getattr(row.text, entropy), row.ppl if ppl == "ppl" else getattr(row.scores, ppl)
         return (found.value, known.value) if found and known and known.value > 0 else None
 
     made = [(row, at) for row in points if row.steps is not None and (at := place(row)) is not None]
     star = place(real) if real else None
     for source, steps in dict.fromkeys((row.source, row.steps) for row, _ in made):
         here = [(row, at) for row, at in made if (row.source, row.steps) == (source, steps)]
-        series = [
-            Series(
-                name=method,
-                style=styles[method],
-                points=[
-                    Point(x=x, y=y, note=f"T = {row.temperature:g}", hollow=row.temperature != 1.0)
-                    for row, (x, y) in sorted(here, key=lambda one: one[0].temperature or 0.0)
-                    if row.label == method
-                ],
-            )
-            for method in dict.fromkeys(row.label for row, _ in here)
-        ]
+        series = []
+        for method in dict.fromkeys(row.label for row, _ in here):
+            mine = sorted(((r, *at) for r, at in here if r.label == method), key=lambda one: one[0].temperature or 0.0)
+            dots = [Point(x=x, y=y, note=f"T = {r.temperature:g}", hollow=r.temperature != 1.0) for r, x, y in mine]
+            series.append(Series(name=method, style=styles[method], points=dots))
         words = f"{source} source, {steps} {'pass' if steps == 1 else 'passes'}"
         chart = Chart(
             title=f"perplexity against entropy, {words}",
@@ -330,25 +313,3 @@ def frontier_charts(
         )
         out.append((str(source), chart))
     return out
-
-
-def notes_on(lines: Sequence[Line], settings: FrontierSettings) -> list[str]:
-    """What the ratios mean, and which control was used where the chosen one is missing."""
-    swept_at = ", ".join(f"{t:g}" for t in settings.temperatures)
-    notes = [
-        f"temperatures {swept_at}; log-perplexity is linear in entropy between neighbouring points, and unknown beyond",
-        "a ratio below 1 is better than the control; outside: the control has no text of that entropy",
-    ]
-    used = {c.method for line in lines if (c := line.beside(lines, *controls(settings))) is not None}
-    if settings.definition == "geometric":
-        notes.append("perplexity here is exp of the mean over texts of their mean NLL; the paper's is in the points")
-    if used - {settings.control}:
-        notes.append(f"no run is called {settings.control}: the control is {', '.join(sorted(used))}")
-    for line in lines:
-        if line.fit:
-            notes.append(
-                f"{line.label}, {line.run.source}, {line.steps} steps: KL of its tokens to the training split's is "
-                f"{line.fit.kl[0]:.4f} bits without a bias, {min(line.fit.kl):.4f} with it "
-                f"({line.fit.floor:.4f} for as many tokens drawn from the split)"
-            )
-    return notes

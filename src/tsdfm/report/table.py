@@ -1,8 +1,8 @@
-"""A table: shown in the terminal, written as Markdown, LaTeX and JSON, and read again for the HTML page.
+"""A table: shown in the terminal, written as Markdown and JSON, and read again for the HTML page.
 
     table = Table("main", "Main results", [Column("method", "method", "left"), Column("ppl", "PPL", format=".2f")])
     table.add(method="teacher", ppl=3.1)
-    table.save(Path("runs/demo/report"))       # main.md, main.tex, main.json
+    table.save(Path("runs/demo/report"))       # main.md, main.json
 
 A row is a dict; columns pick from it, so the JSON may hold more than is shown. `marks` of a row lists columns to be
 followed by †, the sign of collapsed text; a row with `paper` is quoted from the paper, from models of another scale.
@@ -11,7 +11,6 @@ followed by †, the sign of collapsed text; a row with `paper` is quoted from t
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -24,7 +23,8 @@ from rich.table import Table as RichTable
 
 from tsdfm import terminal
 from tsdfm.report.rows import Plain
-from tsdfm.store.files import disk, write_json
+from tsdfm.store.files import write_json
+from tsdfm.store.files import write_text as write_text  # the viewer takes it from here
 
 DAGGER = "†"
 COLLAPSED = f"{DAGGER} collapsed: its entropy is more than one bit under held-out text; such perplexity says little."
@@ -51,11 +51,8 @@ class Column:
         return f"{text}{DAGGER}" if self.name in row.get("marks", ()) else text
 
 
-SOURCE, METHOD, ORIGIN = (
-    Column("source", "source", "left"),
-    Column("method", "method", "left"),
-    Column("origin", "from", "left"),
-)
+SOURCE, METHOD = Column("source", "source", "left"), Column("method", "method", "left")
+ORIGIN = Column("origin", "from", "left")
 STEPS, VALID = Column("steps", "steps"), Column("valid", "valid stories", format=".3f")
 PPL, ENTROPY = Column("ppl", "perplexity", format=".2f"), Column("entropy_bits", "entropy (bits)", format=".2f")
 
@@ -71,9 +68,8 @@ class Quote:
 
     def note(self) -> str:
         """What must be known of quoted rows."""
-        return (
-            f"figures marked paper are the paper's ({self.beside or self.label}): models of another scale, other judges"
-        )
+        label = self.beside or self.label
+        return f"figures marked paper are the paper's ({label}): models of another scale, other judges"
 
 
 @dataclass
@@ -103,13 +99,13 @@ class Table:
 
     def plain(self) -> Plain:
         """For JSON."""
-        quote = self.quote
+        quoted = ("label", "scale", "figures")
         return {
             "title": self.title,
             "columns": [asdict(column) for column in self.columns],
             "rows": without_nan(self.rows),
             "notes": self.footnotes(),
-            "paper": {"label": quote.label, "scale": quote.scale, "figures": quote.figures} if quote else None,
+            "paper": {name: getattr(self.quote, name) for name in quoted} if self.quote else None,
             **self.about,
         }
 
@@ -122,10 +118,9 @@ class Table:
         return cls(name, str(found.get("title") or name), columns, rows, list(found.get("notes") or ()))
 
     def save(self, folder: str | Path) -> Path:
-        """Write `<name>.json`, `.md` and `.tex` into `folder`; returns the JSON's path."""
+        """Write `<name>.json` and `.md` into `folder`; returns the JSON's path."""
         folder = Path(folder)
         write_text(folder / f"{self.name}.md", self.markdown())
-        write_text(folder / f"{self.name}.tex", self.latex())
         return write_json(folder / f"{self.name}.json", self.plain())
 
     def show(self, console: Console | None = None, *, most: int | None = None) -> None:
@@ -152,33 +147,6 @@ class Table:
             lines.append(pipes([f"*{cell}*" if cell else "" for cell in cells] if row.get("paper") else cells))
         notes = [f"- {markdown_escape(note)}" for note in self.footnotes()]
         return "\n".join([*lines, "", *notes]) + "\n"
-
-    def latex(self) -> str:
-        r"""A `table` with a `tabular` in it, for \input; needs no package."""
-        align = "".join("l" if c.align == "left" else "r" for c in self.columns)
-        body = []
-        for row in self.rows:
-            cells = [latex_escape(cell) for cell in self.cells(row)]
-            cells = [rf"\textit{{{cell}}}" if cell else "" for cell in cells] if row.get("paper") else cells
-            body.append(" & ".join(cells) + r" \\")
-        return "\n".join(
-            [
-                r"\begin{table}[ht]",
-                r"\centering\small",
-                rf"\caption{{{latex_escape(self.title)}}}",
-                rf"\label{{tab:tsdfm-{self.name}}}",
-                rf"\begin{{tabular}}{{{align}}}",
-                r"\hline",
-                " & ".join(latex_escape(c.label) for c in self.columns) + r" \\",
-                r"\hline",
-                *body,
-                r"\hline",
-                r"\end{tabular}",
-                *(rf"\par{{\footnotesize {latex_escape(note)}\par}}" for note in self.footnotes()),
-                r"\end{table}",
-                "",
-            ]
-        )
 
 
 def without_nan(value: Any) -> Any:
@@ -207,49 +175,3 @@ def pipes(cells: Sequence[str]) -> str:
 def markdown_escape(text: str) -> str:
     """Text that Markdown shows as it is, also inside a table."""
     return re.sub(r"([\\`*_{}\[\]<>|#~])", r"\\\1", text).replace("\n", " ")
-
-
-LATEX = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "−": "$-$",
-    "–": "--",
-    "†": r"$^\dagger$",
-    "×": r"$\times$",
-    "τ": r"$\tau$",
-    "Δ": r"$\Delta$",
-    "ρ": r"$\rho$",
-    "≥": r"$\geq$",
-    "≤": r"$\leq$",
-    "<": r"$<$",
-    ">": r"$>$",
-    "→": r"$\to$",
-    "·": r"$\cdot$",
-    "±": r"$\pm$",
-    "…": r"\ldots{}",
-    "ε": r"$\varepsilon$",
-    **{c: rf"\{c}" for c in "&%$#_{}"},
-}
-
-
-def latex_escape(text: str) -> str:
-    """Text that LaTeX shows as it is."""
-    parts = [LATEX.get(c, c) for c in text.replace("\n", " ")]
-    for i in range(len(text) - 1):
-        if text[i : i + 2] == "--":
-            parts[i] = "-{}"  # two hyphens, as in a flag, and no dash
-    return "".join(parts)
-
-
-def write_text(path: Path, text: str) -> Path:
-    """Write a text file so that a reader sees the old one or the new one."""
-    temp = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    with disk(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            temp.write_bytes(text.encode("utf-8", "replace"))  # half a surrogate pair in a text must not stop it
-            temp.replace(path)
-        finally:
-            temp.unlink(missing_ok=True)
-    return path

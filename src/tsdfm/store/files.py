@@ -19,12 +19,17 @@ FULL = {errno.ENOSPC, errno.EDQUOT}
 
 def write_json(path: str | Path, value: Any) -> Path:
     """Write JSON so that a reader, or a kill, sees the old file or the new one and nothing between."""
-    path, text = Path(path), json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    return write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n", errors="strict")
+
+
+def write_text(path: str | Path, text: str, *, errors: str = "replace") -> Path:
+    """The same for text. Half a surrogate pair in it becomes `?`, or with strict `errors` it raises."""
+    path = Path(path)
     with disk(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temp = path.with_name(f".{path.name}.tmp-{os.getpid()}")
         try:
-            with temp.open("w", encoding="utf-8") as file:
+            with temp.open("w", encoding="utf-8", errors=errors, newline="\n") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())

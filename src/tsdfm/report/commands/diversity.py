@@ -7,11 +7,17 @@ the most popular token are the paper's; distinct-2 of the completions is ours.
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 
 import torch
 from torch import Tensor
 
+from tsdfm.engine.precision import autocast
+from tsdfm.flow import RowNoise
+from tsdfm.flow.draw import shape_logits
 from tsdfm.report.cells import written
 from tsdfm.report.desk import Desk
 from tsdfm.report.metrics.diversity import position_difference, self_bleu, token_agreement
@@ -19,9 +25,8 @@ from tsdfm.report.metrics.intervals import mean_interval
 from tsdfm.report.metrics.ngrams import NgramPool, entropy_bits
 from tsdfm.report.paper import DIVERSITY, QUOTES, SCALE_UNJUDGED
 from tsdfm.report.rows import COLLAPSE, Plain
-from tsdfm.report.settings import DiversitySettings
+from tsdfm.report.settings import DiversitySettings, MeasureSettings
 from tsdfm.report.table import ENTROPY, METHOD, ORIGIN, SOURCE, STEPS, Column, Table
-from tsdfm.report.walk import allocation, points_between, sources, walk
 from tsdfm.samples.model import TextModel
 
 FRESH = 1 << 32  # completions are numbered from here, so that they share no random number with the way to the midpoint
@@ -40,10 +45,10 @@ def run(settings: DiversitySettings) -> Path:
     columns = [SOURCE, METHOD, ORIGIN, STEPS, Column("t_mid", "t mid", format=".1f"), *MEASURES, ENTROPY]
     table = Table("diversity", "Midpoint diversity", columns, quote=QUOTES["diversity"])
     for model in desk.runs.pick(settings.method):
-        made = desk.bench.model(model)
+        made = desk.model(model)
         for steps, t_mid in ((steps, t) for steps in settings.steps for t in settings.times):
-            found = diversity(completions(desk, made, steps, t_mid, settings), made.tokenizer.end_of_text)
-            low = desk.runs.tokens is not None and found["entropy_bits"] < desk.target().entropy - COLLAPSE
+            found = diversity(completions(made, desk.asked, steps, t_mid, settings), made.tokenizer.end_of_text)
+            low = desk.runs.tokens is not None and found["entropy_bits"] < desk.real().entropy - COLLAPSE
             marks = ["entropy_bits", "self_bleu"] if low else []
             table.add(**desk.about(model), steps=steps, t_mid=t_mid, **found, collapsed=low, marks=marks)
             desk.say(f"{model.name}: {steps} steps, t = {t_mid:g}, self-BLEU {found['self_bleu']:.3f}")
@@ -58,23 +63,56 @@ def run(settings: DiversitySettings) -> Path:
     return desk.finish(table)
 
 
-def completions(desk: Desk, made: TextModel, steps: int, t_mid: float, settings: DiversitySettings) -> Tensor:
+def allocation(steps: int, t_mid: float) -> tuple[int, int]:
+    """The paper's split of a budget: max(1, ⌊S·t⌋) steps to the midpoint (none at t = 0), max(1, ⌊S·(1 − t)⌋) from it.
+
+    >>> allocation(8, 0.3)
+    (2, 5)
+    """
+    near = 1e-9  # 10 · 0.3 is 3
+    before = max(1, math.floor(steps * t_mid + near)) if t_mid > 0 else 0
+    return before, max(1, math.floor(steps * (1 - t_mid) + near))
+
+
+def completions(
+    made: TextModel, asked: MeasureSettings, steps: int, t_mid: float, settings: DiversitySettings
+) -> Tensor:
     """Tokens [midpoints, completions, L] after the anchor."""
     before, after = allocation(steps, t_mid)
-    jump, device, asked = made.jump(desk.measure.jump), made.velocity.device, desk.measure
-    shared, noise = sources(made, torch.arange(settings.midpoints, device=device), asked.seed)
-    how = {"temperature": asked.temperature, "top_p": asked.top_p}
-    if before:
-        shared = walk(made, shared, points_between(0.0, t_mid, before), jump, noise, **how)
-    starts = shared.repeat_interleave(settings.completions, 0)
-    parts = []
-    for first in range(0, len(starts), made.batch_size()):
-        part = starts[first : first + made.batch_size()].clone()
-        own = torch.arange(first, first + len(part), device=device) + FRESH
-        fresh = sources(made, own, asked.seed)[1]
-        parts.append(walk(made, part, points_between(t_mid, 1.0, after), jump, fresh, **how).cpu())
+    shared, noise = sources(made, torch.arange(settings.midpoints, device=made.velocity.device), asked.seed)
+    shared = walk(made, shared, 0.0, t_mid, before, noise, asked)
+    parts, first = list[Tensor](), FRESH
+    for part in torch.split(shared.repeat_interleave(settings.completions, 0), made.batch_size()):
+        numbers = torch.arange(first, first := first + len(part), device=part.device)
+        fresh = sources(made, numbers, asked.seed)[1]  # its numbers go on after those of a source
+        parts.append(walk(made, part, t_mid, 1.0, after, fresh, asked).cpu())
     whole = torch.cat(parts)[:, made.velocity.spec.anchor :]
     return whole.view(settings.midpoints, settings.completions, -1)
+
+
+def sources(made: TextModel, numbers: Tensor, seed: int) -> tuple[Tensor, RowNoise]:
+    """Where texts of these numbers start [B, L], and their noise; the anchor is in its place."""
+    spec, noise = made.velocity.spec, RowNoise(seed, numbers)
+    x = made.velocity.source.draw((len(numbers), spec.length), noise, numbers.device)
+    x[:, : spec.anchor] = made.tokenizer.end_of_text
+    return x, noise
+
+
+@torch.no_grad()
+def walk(
+    made: TextModel, x: Tensor, start: float, end: float, steps: int, noise: RowNoise, asked: MeasureSettings
+) -> Tensor:
+    """States x [B, L] taken from `start` to `end` in equal steps, which the sampler does not do; the anchor stays."""
+    anchor, jump = x[:, : made.velocity.spec.anchor].clone(), made.jump(asked.jump)
+    points = [*(start + (end - start) * k / steps for k in range(steps)), end]
+    with autocast(made.bf16, made.velocity.device):
+        for here, there in pairwise(points):
+            t = torch.full((len(x),), here, dtype=torch.float64, device=x.device)
+            h = torch.full_like(t, there - here)
+            logits = shape_logits(made.velocity(x, t.float(), h.float()), asked.temperature, asked.top_p)
+            x = jump(x, logits, t, h, noise)
+            x[:, : anchor.shape[1]] = anchor
+    return x
 
 
 def diversity(groups: Tensor, end: int) -> Plain:
@@ -83,18 +121,13 @@ def diversity(groups: Tensor, end: int) -> Plain:
     entropies = []
     for group in groups:
         texts = [written(row, end) for row in group]
-        values["self_bleu"].append(mean(self_bleu([row.tolist() for row in texts])))
-        values["edit_distance"].append(mean(position_difference(group)))
-        values["agreement"].append(mean(token_agreement(group)))
+        values["self_bleu"].append(fmean(self_bleu([row.tolist() for row in texts])))
+        values["edit_distance"].append(fmean(position_difference(group)))
+        values["agreement"].append(fmean(token_agreement(group)))
         values["distinct_2"].append(NgramPool(texts, 2).distinct())
         entropies += entropy_bits(texts)
-    out: Plain = {"entropy_bits": mean(entropies)}
+    out: Plain = {"entropy_bits": fmean(entropies)}
     for name, found in values.items():
         made = mean_interval(found)
         out |= {name: made.value, f"{name}_interval": made.interval}
     return {**out, "positions": out["edit_distance"] * groups.shape[-1]}
-
-
-def mean(values: list[float]) -> float:
-    """The plain mean."""
-    return sum(values) / len(values)

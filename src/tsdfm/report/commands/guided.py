@@ -11,7 +11,7 @@ from tsdfm.report.paper import CANDIDATES, POLICY, QUOTES, REFINEMENT, SCALE, SC
 from tsdfm.report.rows import Plain
 from tsdfm.report.runs import TrainedRun
 from tsdfm.report.settings import CandidatesSettings, PolicySettings, RefinementSettings
-from tsdfm.report.sweeps import Line, matched, see, swept
+from tsdfm.report.sweeps import Line, see, swept
 from tsdfm.report.table import ENTROPY, METHOD, ORIGIN, PPL, SOURCE, STEPS, VALID, Column, Table
 from tsdfm.samples.guide import Guide
 
@@ -44,12 +44,12 @@ def candidates(settings: CandidatesSettings) -> Path:
     title = f"Effect of the number of candidates K at generation ({settings.policy}, {settings.steps} steps)"
     last = [Column("seconds", "seconds", format=".1f")]
     table = guided_table(desk, title, [Column("k", "K")], settings.temperatures, last)
-    for model in desk.runs.pick(settings.method):
-        blind = blind_line(desk, model, settings.steps, settings.temperatures)
+    for run in desk.runs.pick(settings.method):
+        blind = blind_line(desk, run, settings.steps, settings.temperatures)
         for k in (0, *settings.k):
             navigate = replace(settings.navigate, k=max(k, 1))
-            guide = desk.guide(model, settings.policy if k else "blind", navigate, settings.compass)
-            table.add(**guided_row(desk, model, settings.steps, guide, blind), k=k or NONE)
+            guide = desk.guide(run, settings.policy if k else "blind", navigate, settings.compass)
+            table.add(**guided_row(desk, run, settings.steps, guide, blind), k=k or NONE)
     for k, (figures, seconds) in CANDIDATES.items():
         table.add(**quoted_row(figures, k=k or NONE), seconds=seconds)
     table.notes.append("seconds: generation of all texts of the row; the paper's are for 504 texts of 1 024 tokens")
@@ -62,12 +62,12 @@ def policy(settings: PolicySettings) -> Path:
     desk = Desk("policy", settings, judged=True)
     title, key = "Navigation policies at generation, on the same student", [STEPS, Column("policy", "policy", "left")]
     table = guided_table(desk, title, key, settings.temperatures)
-    for model in desk.runs.pick(settings.method):
-        guides = {n: desk.guide(model, by, settings.navigate, settings.compass) for n, by in POLICIES.items()}
+    for run in desk.runs.pick(settings.method):
+        guides = {n: desk.guide(run, by, settings.navigate, settings.compass) for n, by in POLICIES.items()}
         for steps in settings.steps:
-            blind = blind_line(desk, model, steps, settings.temperatures)
+            blind = blind_line(desk, run, steps, settings.temperatures)
             for name, guide in guides.items():
-                table.add(**guided_row(desk, model, steps, guide, blind), policy=name)
+                table.add(**guided_row(desk, run, steps, guide, blind), policy=name)
     for steps in (at for at in POLICY if at in settings.steps):
         table.rows += [quoted_row(figures, steps=steps, policy=name) for name, figures in POLICY[steps].items()]
     desk.add_target(table)
@@ -79,17 +79,22 @@ def refinement(settings: RefinementSettings) -> Path:
     desk = Desk("refinement", settings)
     title = "Token refinement: at generation by step count, and in training"
     table = Table("refinement", title, REFINED, quote=QUOTES["refinement"])
-    for model in desk.runs.pick(settings.method):
-        guide = desk.guide(model, "sequence-to-token", settings.navigate, settings.compass)
+
+    def add(run: TrainedRun, when: str, found: Mapping[str, float], length: int, **more: int) -> None:
+        """What navigation did, by the names of the columns."""
+        did: Plain = {name.removeprefix(PREFIX): value for name, value in found.items() if name.startswith(PREFIX)}
+        did |= {"replaced_share": did["replaced"] / length} if "replaced" in did else {}
+        table.add(source=run.source, when=when, method=desk.runs.label(run), **more, **did)
+
+    for run in desk.runs.pick(settings.method):
+        guide = desk.guide(run, "sequence-to-token", settings.navigate, settings.compass)
         for steps in settings.steps:
-            cell = desk.cell(model, steps, guide=guide)
-            known = {"source": model.source, "when": "generation", "method": desk.runs.label(model), "steps": steps}
-            table.add(**known, **navigation(cell.navigation, cell.length))
-    for model in desk.runs.models:
-        lines = [line for line in model.log() if line["kind"] == "train" and any(n.startswith(PREFIX) for n in line)]
+            cell = desk.cell(run, steps, guide=guide)
+            add(run, "generation", cell.navigation, cell.length, steps=steps)
+    for run in desk.runs.models:
+        lines = [line for line in run.log() if line["kind"] == "train" and any(n.startswith(PREFIX) for n in line)]
         if lines:
-            known = {"source": model.source, "when": "training", "method": desk.runs.label(model)}
-            table.add(**known, **navigation(lines[-1], model.manifest["model"]["length"]))
+            add(run, "training", lines[-1], run.manifest["model"]["length"])
     for steps, figures in REFINEMENT.items():
         known = {"source": "uniform", "when": "generation", "method": f"fs-dfm ({SCALE_UNJUDGED})", "steps": steps}
         table.add(**known, paper=True, **dict(zip(QUOTED, figures, strict=True)))
@@ -99,24 +104,15 @@ def refinement(settings: RefinementSettings) -> Path:
     return desk.finish(table)
 
 
-def navigation(found: Mapping[str, float], length: int) -> Plain:
-    """What navigation did, by the names of the columns."""
-    out: Plain = {name.removeprefix(PREFIX): value for name, value in found.items() if name.startswith(PREFIX)}
-    if "replaced" in out:
-        out["replaced_share"] = out["replaced"] / length
-    return out
-
-
 def guided_table(
     desk: Desk, title: str, key: Sequence[Column], temperatures: Sequence[float], last: Sequence[Column] = ()
 ) -> Table:
     """A table of guided generations; `key` are the columns that tell them apart, and each judge has one of its own."""
-    others = [Column(f"ppl {name}", f"ppl, {name}", format=".2f") for name in desk.bench.judge_names()[1:]]
+    others = [Column(f"ppl {name}", f"ppl, {name}", format=".2f") for name in desk.judge_names()[1:]]
     blind = [Column("at_own", "ppl / blind at that entropy")] if temperatures else []
-    stories = [VALID] if desk.measure.world else []
     counts = [Column("nfe", "NFE"), Column("compass_calls", "compass calls", format=".1f")]
-    columns = [SOURCE, METHOD, *key, ORIGIN, ENTROPY, PPL, *blind, *others, *stories, *counts, *last]
-    table = Table(desk.name, title, columns, quote=QUOTES[desk.name])
+    rest = [*blind, *others, *([VALID] if desk.asked.world else []), *counts, *last]
+    table = Table(desk.name, title, [SOURCE, METHOD, *key, ORIGIN, ENTROPY, PPL, *rest], quote=QUOTES[desk.name])
     if temperatures:
         shown = ", ".join(f"{t:g}" for t in temperatures)
         what = "ppl / blind: over that of texts without guidance at the same entropy, on the sweep at temperatures"
@@ -135,23 +131,22 @@ def guided_row(desk: Desk, run: TrainedRun, steps: int, guide: Guide | None, bli
     With the sweep of a `blind` line, also the ratio to it at the same entropy, under every judge.
     """
     cell = desk.cell(run, steps, guide=guide)
-    row = desk.row_of(run, cell, guide=guide)
+    row = desk.row(run, cell, guide=guide)
     out = row.plain()
     judges = {name: {k: v for k, v in found.items() if k in KEPT} for name, found in out["judges"].items()}
     if blind is not None and guide is not None:
         mine = Line("", "", run, steps, [see(desk, cell, row, temperature=1.0)])
         for name, found in judges.items():
-            found |= matched(mine, blind, name, draws=DRAWS, seed=desk.measure.seed)
+            found |= mine.matched(blind, name, draws=DRAWS, seed=desk.asked.seed)
         out |= {k: v for k, v in next(iter(judges.values())).items() if k not in KEPT}
     out |= {f"ppl {name}": found["ppl"] for name, found in list(judges.items())[1:]}
+    del out["texts"]
     seconds = len(cell.texts) * cell.length / out["tokens_per_s"]
     marks = ["entropy_bits", "ppl"] if row.collapsed else []
-    del out["texts"]
     return {**out, "judges": judges, "marks": marks, "seconds": seconds, **desk.about(run)}
 
 
 def quoted_row(figures: Figures, **key: object) -> Plain:
     """A row of the paper: its FS-DFM student, uniform source."""
-    entropy, ppl, l2, l3 = figures
-    known = {"source": "uniform", "method": "fs-dfm", "origin": SCALE, **key, "paper": True}
-    return {**known, "ppl": ppl, "entropy_bits": entropy, "llama2": l2, "llama3": l3}
+    found = dict(zip(("entropy_bits", "ppl", "llama2", "llama3"), figures, strict=True))
+    return {"source": "uniform", "method": "fs-dfm", "origin": SCALE, **key, "paper": True, **found}

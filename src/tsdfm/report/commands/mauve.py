@@ -17,33 +17,31 @@ from tsdfm.errors import UserError
 from tsdfm.judges.causal import CausalJudge
 from tsdfm.report.bench import read_rows, spread
 from tsdfm.report.desk import Desk
-from tsdfm.report.metrics.mauve import cluster_count, mauve_interval
+from tsdfm.report.metrics.mauve import FEWEST, cluster_count, mauve_interval
 from tsdfm.report.rows import REAL, Plain
 from tsdfm.report.settings import MauveSettings
 from tsdfm.report.table import METHOD, ORIGIN, SOURCE, STEPS, Column, Table
 from tsdfm.tokens.rows import TokenRows
 
-FEWEST = 16  # texts for which MAUVE means anything at all
-
 
 def run(settings: MauveSettings) -> Path:
     """Make the table; returns the path of its JSON."""
     desk = Desk("mauve", settings)
-    judges = desk.bench.networks()
+    judges = desk.networks()
     if not judges:
         raise UserError("MAUVE needs the features of a network: give --judges (see docs/judges.md)")
     rows = TokenRows(desk.runs.tokens_or_refuse(), "valid")
-    first, second = held_out(rows, desk.measure.samples)
+    first, second = held_out(rows, desk.asked.samples)
     count, names = len(first), [judge.fingerprint for judge in judges]
     wanted = {judge.fingerprint: judge.features(first) for judge in judges}
     columns = [Column("mauve_text", f"MAUVE, {names[0]}"), *(Column(f"mauve {n}", f"MAUVE, {n}") for n in names[1:])]
     table = Table("mauve", "MAUVE against held-out text", [SOURCE, METHOD, ORIGIN, STEPS, *columns])
     for model in desk.runs.models:
         for steps in (settings.teacher_steps or settings.steps) if model.many_step else settings.steps:
-            found = compared(judges, desk.cell(model, steps).texts[:count], wanted, settings, desk.measure.seed)
+            found = compared(judges, desk.cell(model, steps).texts[:count], wanted, settings, desk.asked.seed)
             table.add(**desk.about(model), steps=steps, **found)
             desk.say(f"{model.name}: {steps} steps, MAUVE {found['mauve_text']}")
-    table.add(source="", method=REAL, **compared(judges, second, wanted, settings, desk.measure.seed))
+    table.add(source="", method=REAL, **compared(judges, second, wanted, settings, desk.asked.seed))
     clusters = settings.clusters or cluster_count(count)
     table.notes += [
         f"features: the mean over a text's tokens of the last hidden states of the judge, of length 1, cut to 90 % of "

@@ -10,33 +10,33 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from tsdfm.engine.precision import autocast
 from tsdfm.errors import UserError
+from tsdfm.flow import Jump, RowNoise, grid, solve
 from tsdfm.report.bench import spread
 from tsdfm.report.cells import Cell, written
 from tsdfm.report.desk import Desk
 from tsdfm.report.metrics.diversity import token_accuracy
 from tsdfm.report.metrics.intervals import mean_interval
-from tsdfm.report.metrics.mauve import mauve
+from tsdfm.report.metrics.mauve import FEWEST, mauve
 from tsdfm.report.paper import PREFIX, QUOTES, SCALE_PREFIX
 from tsdfm.report.rows import REAL, Plain, Row
+from tsdfm.report.runs import TrainedRun
 from tsdfm.report.settings import PrefixSettings
 from tsdfm.report.table import ENTROPY, METHOD, ORIGIN, PPL, SOURCE, STEPS, VALID, Column, Table
-from tsdfm.report.walk import continue_rows
 from tsdfm.samples.model import TextModel
 from tsdfm.store.files import file_sha256
 from tsdfm.store.manifest import NAME as MANIFEST
 from tsdfm.tokens.rows import TokenRows
 
-FEWEST = 16  # texts for which MAUVE means anything at all
 UNSAMPLED = ("length", "temperature", "top_p", "jump", "precision", "seed", "hardware", "compass_calls", "guide",
              "tokens_per_s", "collapsed")  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Prefixes:
-    """Held-out rows [n, L] with the length of each prefix (the anchor included) and of each text."""
+    """Held-out rows [n, L] with the length of each prefix (the anchor included) and of each text, both [n]."""
 
-    tokens: TokenRows
     key: Plain  # what decides them
     rows: Tensor
     given: Tensor
@@ -47,37 +47,45 @@ class Prefixes:
         """The positions that are given, [n, L]."""
         return torch.arange(self.rows.shape[1]) < self.given[:, None]
 
-    @property
-    def asked(self) -> Tensor:
-        """The positions a continuation is compared at: the rest of the text and, if there is room, its end."""
-        return ~self.held & (torch.arange(self.rows.shape[1]) <= self.ends[:, None])
+    def accuracy(self, cell: Cell) -> list[float]:
+        """The share of tokens that are the held-out text's: of its rest and, if there is room, its end."""
+        asked = ~self.held & (torch.arange(self.rows.shape[1]) <= self.ends[:, None])
+        return token_accuracy(torch.tensor(cell.tokens), self.rows, asked)
 
 
 def run(settings: PrefixSettings) -> Path:
     """Make the table; returns the path of its JSON."""
     desk = Desk("prefix", settings, judged=True)
-    task = prefixes_of(TokenRows(desk.runs.tokens_or_refuse(), "valid"), settings, desk.measure.samples)
-    stories = [VALID] if desk.measure.world else []
-    last = [Column("accuracy", "token accuracy", format=".3f"), *stories, Column("mauve", "MAUVE", format=".3f")]
+    tokens, asked = TokenRows(desk.runs.tokens_or_refuse(), "valid"), desk.asked
+    task = prefixes_of(tokens, settings, asked.samples)
     long = (
         f"{settings.share:.0%} of each text" if settings.prefix_tokens is None else f"{settings.prefix_tokens} tokens"
     )
-    title = f"Continuations of held-out prefixes ({long} given)"
+    last = [VALID] if asked.world else []
+    last = [Column("accuracy", "token accuracy", format=".3f"), *last, Column("mauve", "MAUVE", format=".3f")]
     columns = [SOURCE, METHOD, ORIGIN, STEPS, PPL, ENTROPY, *last]
+    title = f"Continuations of held-out prefixes ({long} given)"
     table = Table("prefix", title, columns, quote=QUOTES["prefix"])
-    key = {"method": REAL, "prefix": task.key, "samples": len(task.rows)}
-    tokens, device = task.tokens, desk.measure.device
-    held_out = Cell.of(key, task.rows, tokens, tokens.tokenizer, device, given=task.given)
+    shared = {"samples": len(task.rows), "prefix": task.key}
+    place = tokens.anchor, tokens.tokenizer, asked.device
+    held_out = Cell.of({"method": REAL, **shared}, task.rows, *place, given=task.given)
     real = desk.judged(held_out)
+
+    def continued(model: TrainedRun, key: Plain) -> Cell:
+        made, begin = desk.model(model), time.perf_counter()
+        how = made.jump(asked.jump), asked.temperature, asked.top_p
+        found = continue_rows(made, task.rows, task.held, key["steps"], asked.seed, *how)
+        spent = time.perf_counter() - begin
+        return Cell.of(key, found, made.velocity.spec.anchor, *place[1:], given=task.given, seconds=spent)
+
     for model in desk.runs.models:
-        made = desk.bench.model(model)
         for steps in settings.steps:
-            key = {**desk.bench.key(model, steps), "samples": len(task.rows), "prefix": task.key}
-            cell = desk.bench.cells.get(key, partial(continued, desk, made, task, key))
+            key = {**desk.key(model, steps), **shared}
+            cell = desk.cells.get(key, partial(continued, model, key))
             row = desk.judged(cell).against(real)
             marks = ["entropy_bits", "ppl"] if row.collapsed else []
-            known = {**desk.about(model), "marks": marks, "mauve": mauve_of(desk, cell, held_out)}
             found = fields_of(row, cell, task)
+            known = {**desk.about(model), "marks": marks, "mauve": mauve_of(desk, cell, held_out)}
             table.add(**{**found, **known}, collapsed=row.collapsed)
             desk.say(f"{model.name}: {steps} steps, accuracy {found['accuracy']:.3f}")
     table.add(**{**fields_of(real, held_out, task), "source": "", "method": REAL, "origin": ""}, collapsed=False)
@@ -89,7 +97,7 @@ def run(settings: PrefixSettings) -> Path:
     table.notes.append(
         "perplexity and entropy are of the continuation alone; accuracy: tokens equal to the held-out text's"
     )
-    if desk.measure.world:
+    if asked.world:
         table.notes.append("valid is said of whole stories, the prefix included")
     table.about = {"samples": len(task.rows)}
     return desk.finish(table)
@@ -113,28 +121,35 @@ def prefixes_of(tokens: TokenRows, settings: PrefixSettings, samples: int) -> Pr
     _, rows, given, ends = zip(*sorted(found, key=lambda one: one[0]), strict=True)
     sha256 = file_sha256(tokens.folder / MANIFEST)[:16]
     key = {"tokens": sha256, "rows": "spread", "share": settings.share, "prefix_tokens": settings.prefix_tokens}
-    return Prefixes(tokens, key, torch.stack(rows), torch.tensor(given), torch.tensor(ends))
+    return Prefixes(key, torch.stack(rows), torch.tensor(given), torch.tensor(ends))
 
 
-def continued(desk: Desk, made: TextModel, task: Prefixes, key: Plain) -> Cell:
-    """Continue every prefix."""
-    asked, begin = desk.measure, time.perf_counter()
-    how = made.jump(asked.jump), asked.temperature, asked.top_p
-    found = continue_rows(made, task.rows, task.held, key["steps"], asked.seed, *how)
-    seconds = time.perf_counter() - begin
-    return Cell.of(key, found, made.velocity.spec, made.tokenizer, asked.device, given=task.given, seconds=seconds)
+@torch.no_grad()
+def continue_rows(
+    made: TextModel, rows: Tensor, held: Tensor, steps: int, seed: int, jump: Jump, temperature: float, top_p: float
+) -> Tensor:
+    """Rows [n, L] written anew except where `held` [n, L], a batch at a time; row i depends on the seed and i alone."""
+    device, out = made.velocity.device, list[Tensor]()
+    for numbers in torch.split(torch.arange(len(rows)), made.batch_size()):
+        noise, part = RowNoise(seed, numbers.to(device)), rows[numbers].to(device)
+        x_0 = made.velocity.source.draw(part.shape, noise, device)
+        how: Plain = {"given": held[numbers].to(device), "given_tokens": part}
+        how |= {"temperature": temperature, "top_p": top_p}
+        with autocast(made.bf16, device):
+            out.append(solve(made.velocity, x_0, grid(steps), jump, noise, **how).tokens.cpu())
+    return torch.cat(out)
 
 
 def fields_of(row: Row, cell: Cell, task: Prefixes) -> Plain:
     """What judges and the held-out continuation say of a cell."""
-    accuracy = mean_interval(token_accuracy(torch.tensor(cell.tokens), task.rows, task.asked))
+    accuracy = mean_interval(task.accuracy(cell))
     plain = {name: value for name, value in row.plain().items() if name not in UNSAMPLED and value is not None}
     return {**plain, "accuracy": accuracy.value, "accuracy_interval": accuracy.interval, "texts": cell.texts[:2]}
 
 
 def mauve_of(desk: Desk, cell: Cell, held_out: Cell) -> float | None:
     """MAUVE of the continuations and the held-out ones, by the features of the first judge that is a network."""
-    judge = next(iter(desk.bench.networks()), None)
+    judge = next(iter(desk.networks()), None)
     sets = [[t[len(p) :] for t, p in zip(c.texts, c.prefixes or [], strict=True)] for c in (cell, held_out)]
     sets = [[text for text in texts if text.strip()] for texts in sets]
     if judge is None or min(map(len, sets)) < FEWEST:

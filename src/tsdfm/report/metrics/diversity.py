@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
+from functools import reduce
+from operator import or_
 
 import torch
 from torch import Tensor
@@ -27,43 +29,18 @@ def self_bleu(texts: Sequence[Words], order: int = ORDER) -> list[float]:
     """
     if len(texts) < 2:
         raise UserError("self-BLEU needs at least two texts")
-    counts = [[Counter(_grams(text, n)) for n in range(1, order + 1)] for text in texts]
-    tops = [_largest_two([c[n] for c in counts]) for n in range(order)]
-    lengths = Counter(len(text) for text in texts)
+    counts = [[Counter(tuple(text[i : i + n]) for i in range(len(text) - n + 1)) for n in range(1, order + 1)]
+              for text in texts]  # fmt: skip
     found = []
     for i, text in enumerate(texts):
-        matches, totals = [], []
-        for n in range(order):
-            mine = counts[i][n]
-            matches.append(sum(min(count, _elsewhere(tops[n][gram], i)) for gram, count in mine.items()))
-            totals.append(max(0, len(text) - n))
-        found.append(_bleu(matches, totals, len(text), _closest(lengths, len(text))))
+        others = counts[:i] + counts[i + 1 :]
+        most = [reduce(or_, grams) for grams in zip(*others, strict=True)]  # of each n-gram, in any one other text
+        matches = [(mine & theirs).total() for mine, theirs in zip(counts[i], most, strict=True)]
+        totals = [max(0, len(text) - n) for n in range(order)]
+        lengths = [len(other) for other in (*texts[:i], *texts[i + 1 :])]
+        nearest = min(lengths, key=lambda n: (abs(n - len(text)), n))  # the shorter of two equally near ones
+        found.append(_bleu(matches, totals, len(text), nearest))
     return found
-
-
-def _grams(text: Words, n: int) -> list[Words]:
-    return [tuple(text[i : i + n]) for i in range(len(text) - n + 1)]
-
-
-def _largest_two(counts: Sequence[Counter[Words]]) -> dict[Words, tuple[int, int, int]]:
-    """For each n-gram: its largest count in a text, which text that is, and the largest count in any other."""
-    top: dict[Words, tuple[int, int, int]] = {}
-    for i, mine in enumerate(counts):
-        for gram, count in mine.items():
-            first, who, second = top.get(gram, (0, -1, 0))
-            top[gram] = (count, i, first) if count > first else (first, who, max(second, count))
-    return top
-
-
-def _elsewhere(top: tuple[int, int, int], i: int) -> int:
-    """The largest count in a text other than i."""
-    return top[2] if top[1] == i else top[0]
-
-
-def _closest(lengths: Counter[int], length: int) -> int:
-    """The length of another text nearest to this one's (the shorter of two equally near ones)."""
-    others = [n for n, count in lengths.items() if count > (n == length)]
-    return min(others, key=lambda n: (abs(n - length), n))
 
 
 def _bleu(matches: Sequence[int], totals: Sequence[int], length: int, reference: int) -> float:
@@ -87,24 +64,20 @@ def position_difference(rows: Tensor) -> list[float]:
     """
     if len(rows) < 2:
         raise UserError("a pairwise distance needs at least two texts")
-    # texts that share v at a place: Σ_v c_v(c_v − 1) ordered pairs, c_v − 1 of them for each holder of v
-    holders = torch.stack([_holders(column) for column in rows.T], dim=1)  # [n, L]
-    same = (holders - 1).double() / (len(rows) - 1)
+    same = (_holders(rows) - 1).double() / (len(rows) - 1)
     return [float(x) for x in 1.0 - same.mean(1)]
 
 
-def _holders(column: Tensor) -> Tensor:
-    """How many texts have the token that each one has here, [n]."""
-    _, kind, counts = torch.unique(column, return_inverse=True, return_counts=True)
-    held: Tensor = counts[kind]
-    return held
+def _holders(rows: Tensor) -> Tensor:
+    """How many texts have the token that each one has at each place, [n, L]."""
+    return torch.stack([(rows == row).sum(0) for row in rows])
 
 
 def token_agreement(rows: Tensor) -> list[float]:
     """At each position of [n, L], the share of texts that have the most popular token there; L values."""
     if not len(rows):
         raise UserError("agreement needs at least one text")
-    return [float(torch.unique(column, return_counts=True)[1].max()) / len(rows) for column in rows.T]
+    return [count / len(rows) for count in _holders(rows).amax(0).tolist()]
 
 
 def token_accuracy(predicted: Tensor, reference: Tensor, where: Tensor) -> list[float]:

@@ -23,6 +23,7 @@ POINTS = 1000
 KEEP = 0.9  # share of the variance that the features are cut to before clustering
 PER_CLUSTER = 10  # texts of a set for each cluster
 ROUNDS, STARTS = 100, 5
+FEWEST = 16  # texts for which MAUVE means anything at all
 
 
 def mauve(p_features: Tensor, q_features: Tensor, clusters: int | None = None, seed: int = 0) -> float:

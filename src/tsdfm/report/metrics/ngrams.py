@@ -23,7 +23,6 @@ from tsdfm.report.metrics.intervals import Estimate, ends, mean_interval, resamp
 ROOM = 1 << 23  # counts alive at once: 64 MiB
 DRAWS = 200
 REPEATED = 4  # n of seq-rep-n
-EXACT = 1 << 20  # n-grams up to which any draw's counts stay far under 2^24, where float32 ends to be exact
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,16 +44,17 @@ def text_stats(rows: Sequence[Tensor], seed: int = 0) -> TextStats:
     The entropy of a text is that of its own token histogram, H = −Σ_v (n_v / n)·log2(n_v / n); seq-rep-4 is one minus
     the share of different 4-grams. Bigram entropy and distinct-n are of all texts together, with centred intervals.
     """
-    tokens, pairs, threes, fours = (NgramPool.of(len(rows), *found) for found in grams(rows, REPEATED))
-    bits, sizes, kinds = tokens.of_each()[2].tolist(), *(values.tolist() for values in fours.of_each()[:2])
-    entropies, distincts = pairs.both(pairs.weights(seed, DRAWS))
+    tokens, pairs, threes, fours = (NgramPool(rows, n) for n in range(1, REPEATED + 1))
+    bits, (sizes, kinds, _) = tokens.of_each()[2].tolist(), fours.of_each()
+    weights = weights_of(resamples(len(rows), seed, DRAWS))
+    entropies, distincts = pairs.both(weights)
     pooled = partial(ends, centred=True, texts=len(rows))
-    one, three = (pooled(p.distincts(p.weights(seed, DRAWS)), p.distinct()) for p in (tokens, threes))
+    one, three = (pooled(pool.distincts(weights), pool.distinct()) for pool in (tokens, threes))
     return TextStats(
         entropy_bits=mean_interval(bits, seed),
         entropy_nats=mean_interval([x * math.log(2) for x in bits], seed),
         bigram_entropy_bits=pooled(entropies, pairs.entropy()),
-        repetition=mean_interval([1.0 - k / n if n else 0.0 for k, n in zip(kinds, sizes, strict=True)], seed),
+        repetition=mean_interval(torch.where(sizes > 0, 1.0 - kinds / sizes, 0.0).tolist(), seed),
         distinct_1=one,
         distinct_2=pooled(distincts, pairs.distinct()),
         distinct_3=three,
@@ -87,93 +87,60 @@ class NgramPool:
     """The n-grams of texts, ready to be counted for many weights of the texts at once."""
 
     def __init__(self, rows: Sequence[Tensor], n: int) -> None:
-        self._fill(len(rows), *grams(rows, n)[-1])
-
-    @classmethod
-    def of(cls, texts: int, kind: Tensor, owner: Tensor) -> NgramPool:
-        """From what `grams` gave for one n."""
-        pool = cls.__new__(cls)
-        pool._fill(texts, kind, owner)
-        return pool
-
-    def _fill(self, texts: int, kind: Tensor, owner: Tensor) -> None:
-        self.texts = texts
-        pairs, times = torch.unique(kind * max(1, texts) + owner, return_counts=True)  # sorted by kind
-        kind, self.owner = pairs // max(1, texts), pairs % max(1, texts)
-        self.times = times.double()
+        self.texts, (kind, owner) = len(rows), grams(rows, n)[-1]
+        pairs, times = torch.unique(kind * max(1, self.texts) + owner, return_counts=True)  # sorted by kind
+        kind, self.owner, self.times = pairs // max(1, self.texts), pairs % max(1, self.texts), times.double()
         _, kind, holders = torch.unique_consecutive(kind, return_inverse=True, return_counts=True)
-        self.kinds = len(holders)
         single = holders[kind] == 1
-        self._own_times, self._own_logs, self._own_kinds = (
-            self._by_text(values, single) for values in (self.times, _xlog2x(self.times), torch.ones_like(self.times))
-        )
-        self._sizes = self._by_text(self.times, torch.ones_like(single))
-        shared = ~single
-        place = torch.unique_consecutive(kind[shared], return_inverse=True)[1]
-        size = (int(place[-1]) + 1 if len(place) else 0, texts)
-        kind_of = torch.float32 if len(owner) < EXACT else torch.float64
+        self._own_times, self._own_logs, self._own_kinds = self._by_text(single)
+        self._sizes, self._logs, self._kinds = self._by_text(torch.ones_like(single))
+        place = torch.unique_consecutive(kind[~single], return_inverse=True)[1]
+        size = (int(place[-1]) + 1 if len(place) else 0, self.texts)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Sparse invariant checks")  # ours are right by construction
             self._shared = torch.sparse_coo_tensor(
-                torch.stack([place, self.owner[shared]]), self.times[shared].to(kind_of), size, check_invariants=False
+                torch.stack([place, self.owner[~single]]), self.times[~single], size, check_invariants=False
             ).coalesce()
 
-    def _by_text(self, values: Tensor, where: Tensor) -> Tensor:
-        """The sum over each text [texts]."""
-        return torch.bincount(self.owner[where], weights=values[where], minlength=self.texts).double()
-
-    def _counts(self, weights: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """A part of the weights [d, texts], and with them the counts of the shared n-grams [kinds, d]."""
-        part = max(1, ROOM // max(1, self._shared.shape[0]))
-        for some in torch.split(weights, part):
-            # one row a text, in one piece: ten times as quick as reading down the columns
-            yield some, torch.sparse.mm(self._shared, some.T.to(self._shared.dtype).contiguous())
-
-    def entropies(self, weights: Tensor) -> Tensor:
-        """Entropy in bits [draws] for weights [draws, texts]; 0 where there is nothing."""
-        return torch.cat([self._entropy(*part) for part in self._counts(weights)])
-
-    def distincts(self, weights: Tensor) -> Tensor:
-        """Share of different n-grams among all [draws]; 0 where there are none."""
-        return torch.cat([self._distinct(*part) for part in self._counts(weights)])
+    def _by_text(self, where: Tensor) -> Iterator[Tensor]:
+        """Of the n-grams `where`, over each text [texts]: Σ m, Σ m·log2 m, and how many kinds there are."""
+        for values in (self.times, _xlog2x(self.times), torch.ones_like(self.times)):
+            yield torch.bincount(self.owner[where], weights=values[where], minlength=self.texts).double()
 
     def both(self, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """`entropies` and `distincts`, counted once."""
-        parts = [(self._entropy(*part), self._distinct(*part)) for part in self._counts(weights)]
-        return torch.cat([one for one, _ in parts]), torch.cat([two for _, two in parts])
+        """Entropies in bits and shares of different n-grams, [draws], for weights [draws, texts]; 0 for nothing.
 
-    def _entropy(self, some: Tensor, counts: Tensor) -> Tensor:
-        """H = log2 N − Σ c·log2 c / N, with c the counts and N their sum."""
-        total = some @ self._sizes
-        logs = some @ self._own_logs + _xlog2x(some) @ self._own_times + _tabled(counts).sum(0)
-        return torch.where(total > 0, total.clamp(min=1).log2() - logs / total.clamp(min=1), 0.0).clamp(min=0.0)
+        H = log2 N − Σ c·log2 c / N, with c the counts and N their sum.
+        """
+        entropies, distincts = list[Tensor](), list[Tensor]()
+        for some in torch.split(weights, max(1, ROOM // max(1, self._shared.shape[0]))):
+            # one row a text, in one piece: ten times as quick as reading down the columns
+            counts = torch.sparse.mm(self._shared, some.T.contiguous())  # of the shared n-grams, [kinds, draws]
+            logs = some @ self._own_logs + _xlog2x(some) @ self._own_times + _xlog2x(counts).sum(0)
+            entropies.append(_entropy(some @ self._sizes, logs))
+            kinds = (some > 0).double() @ self._own_kinds + (counts > 0).sum(0)
+            distincts.append(kinds / (some @ self._sizes).clamp(min=1))
+        return torch.cat(entropies), torch.cat(distincts)
 
-    def _distinct(self, some: Tensor, counts: Tensor) -> Tensor:
-        kinds = (some > 0).double() @ self._own_kinds + (counts > 0).sum(0)
-        return kinds / (some @ self._sizes).clamp(min=1)
+    def entropies(self, weights: Tensor) -> Tensor:
+        """Entropy in bits [draws] for weights [draws, texts]."""
+        return self.both(weights)[0]
+
+    def distincts(self, weights: Tensor) -> Tensor:
+        """Share of different n-grams among all [draws]."""
+        return self.both(weights)[1]
 
     def entropy(self) -> float:
         """In bits, of all texts once."""
-        return float(self.entropies(self._once()))
+        return float(self.entropies(torch.ones(1, self.texts, dtype=torch.float64)))
 
     def distinct(self) -> float:
         """Share of different n-grams among all, of all texts once."""
-        return float(self.distincts(self._once()))
+        return float(self.distincts(torch.ones(1, self.texts, dtype=torch.float64)))
 
     def of_each(self) -> tuple[Tensor, Tensor, Tensor]:
         """Of each text alone [texts]: how many n-grams, how many kinds of them, and their entropy in bits."""
-        every = torch.ones_like(self.owner, dtype=torch.bool)
-        kinds = self._by_text(torch.ones_like(self.times), every)
-        size, logs = self._sizes, self._by_text(_xlog2x(self.times), every)
-        entropy = torch.where(size > 0, size.clamp(min=1).log2() - logs / size.clamp(min=1), 0.0).clamp(min=0.0)
-        return size, kinds, entropy
-
-    def weights(self, seed: int, draws: int) -> Tensor:
-        """How often each text is in each bootstrap sample, [draws, texts]."""
-        return weights_of(resamples(self.texts, seed, draws))
-
-    def _once(self) -> Tensor:
-        return torch.ones(1, self.texts, dtype=torch.float64)
+        return self._sizes, self._kinds, _entropy(self._sizes, self._logs)
 
 
 def weights_of(picks: Tensor) -> Tensor:
@@ -182,12 +149,11 @@ def weights_of(picks: Tensor) -> Tensor:
     return torch.zeros(picks.shape, dtype=torch.float64).scatter_add_(1, picks, ones)
 
 
+def _entropy(total: Tensor, logs: Tensor) -> Tensor:
+    """log2 N − Σ c·log2 c / N; 0 where N is."""
+    return torch.where(total > 0, total.clamp(min=1).log2() - logs / total.clamp(min=1), 0.0).clamp(min=0.0)
+
+
 def _xlog2x(x: Tensor) -> Tensor:
     """x·log2 x for whole numbers x ≥ 0; 0 for 0."""
     return x * x.clamp(min=1.0).log2()
-
-
-def _tabled(counts: Tensor) -> Tensor:
-    """The same in float64, by looking it up: there are few different counts."""
-    largest = int(counts.max()) if counts.numel() else 0
-    return _xlog2x(torch.arange(largest + 1, dtype=torch.float64))[counts.int()]

@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tsdfm import __version__
 from tsdfm.report.page import charts
-from tsdfm.report.page.gather import Gathered, MadeFolder, gather, portable, way_label
+from tsdfm.report.page.gather import Gathered, gather, portable, way_label
 from tsdfm.report.page.markup import document, number, percent
 from tsdfm.report.page.ways import finished, player_data, players
 from tsdfm.report.rows import REAL, Plain, Row, finite
 from tsdfm.report.settings import PageSettings
 from tsdfm.report.summary import by_steps, every_row
-from tsdfm.report.table import Column, Table, markdown_escape, write_text
+from tsdfm.report.table import Column, Table, markdown_escape
+from tsdfm.store.files import write_text
 
 Show = Callable[[Any], str]
 COLUMNS: tuple[tuple[str, str, Show], ...] = (
@@ -34,6 +34,21 @@ COLUMNS: tuple[tuple[str, str, Show], ...] = (
     ("compass_calls", "compass calls", lambda v: number(v, 0)),
     ("tokens_per_s", "tokens/s", lambda v: number(v, 0)),
 )
+SHARED = {"judge": "judge", "texts a row": "samples", "tokens a text": "length", "sampling seed": "seed",
+          "temperature": "temperature", "top-p": "top_p", "draws": "draw", "precision": "precision",
+          "hardware": "hardware"}  # fmt: skip
+"""What all rows share: what the page calls it, and the field."""
+STAGES = {"folder": "folder", "stage": "stage", "made": "made", "seed": "seed", "steps": "steps",
+          "weights": "weights, sha256", "inputs": "made from"}  # fmt: skip
+
+
+class Measure(NamedTuple):
+    """What the headline counts."""
+
+    name: str
+    title: str
+    show: Show
+    best: Callable[..., float]
 
 
 def build_page(folder: str | Path) -> Path:
@@ -55,37 +70,14 @@ def run(settings: PageSettings) -> Path:
     return path
 
 
-@dataclass(frozen=True)
-class Measure:
-    """What the headline counts."""
-
-    name: str
-    title: str
-    show: Show
-    best: Callable[..., float]
-
-
-def first_measure(found: Gathered) -> Measure:
-    """Valid stories where a story judge was there, perplexity otherwise."""
-    if any(row.valid for row in found.made):
-        return Measure("valid", "Valid stories", percent, max)
-    return Measure("ppl", "Perplexity", number, min)
-
-
 def page_of(found: Gathered) -> str:
     """The report as HTML."""
-    styles, first, groups = found.styles(), first_measure(found), players(found.ways)
+    styles, groups, name = found.styles(), players(found.ways), found.folder.resolve().name
+    stories = any(row.valid for row in found.made)
+    first = Measure("valid", "Valid stories", percent, max) if stories else Measure("ppl", "Perplexity", number, min)
     kinds = dict.fromkeys(("Teachers", "Compasses", "Students and others"))
     curves = {kind: charts.training(kind, [s for s in found.stages if s.lines and s.kind == kind]) for kind in kinds}
     steered = {stage.name: charts.navigation(stage) for stage in found.stages}
-    drawn = {
-        "quality": {source: charts.quality(found, source) for source in found.sources},
-        "frontier": {entropy: charts.frontier(found, entropy) for entropy in charts.ENTROPIES},
-        "energy": charts.energy(found),
-        "training": {kind: some for kind, some in curves.items() if some},
-        "navigation": {name: some for name, some in steered.items() if some},
-    }
-    name = found.folder.resolve().name
     return document(
         "report.html",
         title=f"{name} · tsdfm report",
@@ -94,7 +86,13 @@ def page_of(found: Gathered) -> str:
         found=found,
         styles=styles,
         first=first,
-        charts=drawn,
+        charts={
+            "quality": {source: charts.quality(found, source) for source in found.sources},
+            "frontier": {entropy: charts.frontier(found, entropy) for entropy in charts.ENTROPIES},
+            "energy": charts.energy(found),
+            "training": {kind: some for kind, some in curves.items() if some},
+            "navigation": {name: some for name, some in steered.items() if some},
+        },
         groups=groups,
         compared=compared(found),
         headline=headline(found, first),
@@ -118,8 +116,8 @@ def markdown_of(found: Gathered) -> str:
     out += [f"- {name}: {', '.join(map(markdown_escape, values))}" for name, values in facts(found).items() if values]
     out += ["", stage_table(found).markdown()]
     rows = [*found.made, *([found.real] if found.real else [])]
-    measured = [by_steps(rows), every_row(rows)] if found.made else []
-    tables = [*measured, *([found.frontier] if found.frontier else []), *found.tables.values()]
+    tables = [by_steps(rows), every_row(rows)] if found.made else []
+    tables += [*([found.frontier] if found.frontier else []), *found.tables.values()]
     out += ["## Tables", "", *(table.markdown() for table in tables)] if tables else []
     out += ["## Settings", ""]
     for name, text in settings_of(found).items():
@@ -139,15 +137,14 @@ def headline(found: Gathered, first: Measure) -> list[Plain]:
     """Methods by steps, a table for each source."""
     out = []
     for source in found.sources:
-        known = [
-            (row, value) for row in found.made if row.source == source and (value := charts.measure_of(row, first.name))
-        ]
-        steps = sorted({row.steps for row, _ in known if row.steps is not None})
-        best = {at: first.best(value.value for row, value in known if row.steps == at) for at in steps}
         cells: dict[str, dict[int | None, Row]] = {}
-        for row, _ in known:
-            cells.setdefault(row.label, {})[row.steps] = row
-        out += [{"source": source, "steps": steps, "best": best, "cells": cells}] if known else []
+        values: dict[int, list[float]] = {}
+        for row in found.made:
+            if row.source == source and row.steps is not None and (value := charts.measure_of(row, first.name)):
+                cells.setdefault(row.label, {})[row.steps] = row
+                values.setdefault(row.steps, []).append(value.value)
+        best = {at: first.best(some) for at, some in values.items()}
+        out += [{"source": source, "steps": sorted(values), "best": best, "cells": cells}] if cells else []
     return out
 
 
@@ -180,9 +177,9 @@ def examined(found: Gathered) -> Plain | None:
     names = list(dict.fromkeys(name for exam in found.compass.values() for name in exam.get("accuracy") or {}))
     rows = []
     for source, exam in found.compass.items():
-        shares = [percent(v) if finite(v := (exam.get("accuracy") or {}).get(name)) else "" for name in names]
-        falls = percent(exam["smoothness"]) if finite(exam.get("smoothness")) else ""
-        rows.append([source, *shares, falls, number(exam.get("spearman"))])
+        shares = [*((exam.get("accuracy") or {}).get(name) for name in names), exam.get("smoothness")]
+        shown = [percent(share) if finite(share) else "" for share in shares]
+        rows.append([source, *shown, number(exam.get("spearman"))])
     words = [name.replace("_", " ") for name in names]
     head = ["source", *words, "falls between neighbouring times", "rank correlation with t"]
     return {"head": head, "rows": rows} if rows else None
@@ -190,29 +187,26 @@ def examined(found: Gathered) -> Plain | None:
 
 def stage_table(found: Gathered) -> Table:
     """The stages: what each is, when it was made, and from what."""
-    head = {"folder": "folder", "stage": "stage", "made": "made", "seed": "seed", "steps": "steps"}
-    head |= {"weights": "weights, sha256", "inputs": "made from"}
-    table = Table("stages", "Stages", [Column(name, label, "left") for name, label in head.items()])
+    table = Table("stages", "Stages", [Column(name, label, "left") for name, label in STAGES.items()])
     for stage in found.stages:
         about, files = stage.manifest, stage.manifest.get("files") or {}
         weights = files.get("ema.safetensors") or files.get("model.safetensors") or {}
         inputs = [f"{name} {made.get('sha256', '')[:8]}" for name, made in (about.get("inputs") or {}).items()]
-        made = str(about.get("created", ""))[:16].replace("T", " ")
-        known = {"folder": stage.name, "stage": stage.stage, "made": made, "seed": number(about.get("seed"))}
-        steps = number((settings_in(stage).get("loop") or {}).get("steps"))
-        table.add(**known, steps=steps, weights=weights.get("sha256", "")[:16], inputs=", ".join(inputs))
+        table.add(
+            folder=stage.name,
+            stage=stage.stage,
+            made=str(about.get("created", ""))[:16].replace("T", " "),
+            seed=number(about.get("seed")),
+            steps=number((stage.settings.get("loop") or {}).get("steps")),
+            weights=weights.get("sha256", "")[:16],
+            inputs=", ".join(inputs),
+        )
     return table
-
-
-def settings_in(stage: MadeFolder) -> Plain:
-    """A stage's settings."""
-    found = stage.manifest.get("settings")
-    return found if isinstance(found, dict) else {}
 
 
 def settings_of(found: Gathered) -> dict[str, str]:
     """Every stage's settings as text."""
-    plain = {stage.name: portable(settings_in(stage), found.folder) for stage in found.stages}
+    plain = {stage.name: portable(stage.settings, found.folder) for stage in found.stages}
     return {name: json.dumps(one, indent=1, ensure_ascii=False) for name, one in plain.items()}
 
 
@@ -234,16 +228,7 @@ def facts(found: Gathered) -> dict[str, list[str]]:
         values = [getattr(row, name) for row in found.made]
         return list(dict.fromkeys(str(value) for value in values if value not in (None, "")))
 
-    return {
-        "judge": every("judge"),
-        "texts a row": every("samples"),
-        "tokens a text": every("length"),
-        "sampling seed": every("seed"),
-        "temperature": every("temperature"),
-        "top-p": every("top_p"),
-        "draws": every("draw"),
-        "precision": every("precision"),
-        "hardware": every("hardware"),
+    return {label: every(name) for label, name in SHARED.items()} | {
         "software": [f"{name} {version}" for name, version in versions.items() if version],
         "report written by": [f"tsdfm {__version__}", *commit()],
         "checkpoints measured": every("checkpoint"),

@@ -10,7 +10,8 @@ from tsdfm.compass.figure import energy_chart
 from tsdfm.report.metrics.intervals import Estimate
 from tsdfm.report.page.gather import Gathered, MadeFolder
 from tsdfm.report.rows import REAL, Row, finite
-from tsdfm.report.sweeps import ENTROPIES, frontier_charts
+from tsdfm.report.sweeps import ENTROPIES as ENTROPIES
+from tsdfm.report.sweeps import frontier_charts
 
 MOST = 240  # points of a training curve: more than its pixels say nothing
 Charts = dict[str, Chart]
@@ -47,11 +48,12 @@ def measure_of(row: Row, name: str) -> Estimate | None:
 def quality(found: Gathered, source: str) -> Charts:
     """A chart for each measure the rows of one source have, against steps."""
     rows, styles, out = [row for row in found.made if row.source == source], found.styles(), Charts()
+    methods = {name: [row for row in rows if row.label == name] for name in dict.fromkeys(row.label for row in rows)}
     for name, axis in MEASURES.items():
         series = []
-        for method in dict.fromkeys(row.label for row in rows):
-            mine = sorted((r for r in rows if r.label == method), key=lambda r: r.steps or 0)
-            points = [point(row, value) for row in mine if (value := measure_of(row, name)) is not None]
+        for method, mine in methods.items():
+            known = [(row, value) for row in mine if (value := measure_of(row, name)) is not None]
+            points = sorted((point(*one) for one in known), key=lambda p: p.x)
             series += [Series(name=method, style=styles[method], points=points)] if points else []
         real = measure_of(found.real, name) if found.real else None
         refs = [(real.value, REAL)] if real else []
@@ -72,8 +74,7 @@ def quality(found: Gathered, source: str) -> Charts:
 
 def point(row: Row, value: Estimate) -> Point:
     """One measured point with its interval."""
-    known = math.isfinite(value.low)
-    low, high = (value.low, value.high) if known else (None, None)
+    low, high = (end if math.isfinite(end) else None for end in value[1:])
     note = "collapsed" if row.collapsed else ""
     return Point(x=row.steps or 0, y=value.value, low=low, high=high, hollow=row.collapsed, note=note)
 
@@ -141,6 +142,3 @@ def curve(run: MadeFolder, kind: str, column: str) -> list[Point]:
     points = [Point(x=line["step"], y=line[column]) for line in lines]
     every = math.ceil(len(points) / MOST) or 1
     return [*points[:-1:every], *points[-1:]]
-
-
-__all__ = ["ENTROPIES", "Charts", "curve", "energy", "frontier", "measure_of", "navigation", "quality", "training"]

@@ -34,6 +34,11 @@ class MadeFolder:
         return str(self.manifest.get("stage", self.name))
 
     @property
+    def settings(self) -> Plain:
+        found = self.manifest.get("settings")
+        return found if isinstance(found, dict) else {}
+
+    @property
     def kind(self) -> str:
         """What its losses mean: those of a many-step model, a compass or a student."""
         if self.stage == "compass" or "compass" in self.manifest:
@@ -109,9 +114,9 @@ def gather(folder: str | Path) -> Gathered:
     report = folder / "report"
     if not folder.is_dir():
         raise UserError(f"no folder at {folder}: give the folder of a pipeline")
-    files = [path for path in sorted(report.glob("*.json")) if path.stem not in TAKEN]
-    known = {path.stem: portable(read_any(path), folder) for path in files}
-    tables = {name: known[name] for name in sorted(known, key=lambda n: (n != "main", n)) if is_table(known[name])}
+    files = sorted(report.glob("*.json"), key=lambda path: (path.stem != "main", path.stem))
+    known = {path.stem: portable(read_any(path), folder) for path in files if path.stem not in TAKEN}
+    tables = {name: one for name, one in known.items() if has_lists(one, "columns", "rows")}
     front = portable(read_any(report / "frontier.json", {}), folder)
     front = front if isinstance(front, dict) else {}
     points = [p for p in (*(front.get("points") or ()), front.get("target")) if isinstance(p, dict) and "method" in p]
@@ -119,12 +124,12 @@ def gather(folder: str | Path) -> Gathered:
     found = Gathered(
         folder=folder,
         rows=[Row.read(row) for row in read_any(report / "metrics.json", []) if isinstance(row, dict)],
-        compass=validations(folder) or {n: e for n, e in exams.items() if is_exam(e)},
-        frontier=Table.read("frontier", front) if is_table(front) else None,
+        compass=validations(folder) or {n: e for n, e in exams.items() if has_lists(e, "bins")},
+        frontier=Table.read("frontier", front) if has_lists(front, "columns", "rows") else None,
         points=[Row.read(p) for p in points if finite(p.get("ppl")) and finite(p.get("entropy_bits"))],
         tables={name: Table.read(name, table) for name, table in tables.items()},
         commands=[table["command"] for table in (*tables.values(), front) if table.get("command")],
-        stages=sorted(stages(folder), key=lambda stage: stage.order),
+        stages=sorted(map(made_folder, sorted(folder.glob(f"*/{MANIFEST}"))), key=lambda stage: stage.order),
         ways=[Trajectory.load(path) for path in sorted((report / "trajectories").glob("*.json"))],
     )
     if not (found.rows or found.compass or found.tables or found.ways or any(s.lines for s in found.stages)):
@@ -132,10 +137,10 @@ def gather(folder: str | Path) -> Gathered:
     return found
 
 
-def stages(folder: Path) -> list[MadeFolder]:
-    """The folder of every stage."""
-    runs = [TrainedRun(path.parent, read_manifest(path.parent)) for path in sorted(folder.glob(f"*/{MANIFEST}"))]
-    return [MadeFolder(run.path.name, run.manifest, run.log()) for run in runs]
+def made_folder(path: Path) -> MadeFolder:
+    """The folder of a manifest."""
+    run = TrainedRun(path.parent, read_manifest(path.parent))
+    return MadeFolder(run.path.name, run.manifest, run.log())
 
 
 def validations(folder: Path) -> dict[str, Plain]:
@@ -143,18 +148,14 @@ def validations(folder: Path) -> dict[str, Plain]:
     plain_first = sorted(folder.glob("*/validation.json"), key=lambda p: (not p.parent.name.startswith("compass"), p))
     exams: dict[str, Plain] = {}
     for exam in map(read_any, plain_first):
-        if is_exam(exam):
+        if has_lists(exam, "bins"):
             exams.setdefault(str(exam.get("source")), exam)
     return {source: exams[source] for source in sorted(exams, key=lambda name: name != "uniform")}
 
 
-def is_exam(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("bins"), list)
-
-
-def is_table(value: Any) -> bool:
-    """Is it a table of `tsdfm report`? Other JSON in the folder is left alone."""
-    return isinstance(value, dict) and isinstance(value.get("columns"), list) and isinstance(value.get("rows"), list)
+def has_lists(value: Any, *names: str) -> bool:
+    """Has it these lists, as a table of `tsdfm report` has? Other JSON in the folder is left alone."""
+    return isinstance(value, dict) and all(isinstance(value.get(name), list) for name in names)
 
 
 def read_any(path: Path, otherwise: Any = None) -> Any:

@@ -58,20 +58,10 @@ def document(template: str, *, data: Any, **about: Any) -> str:
     """A page from its template. Its policy lets no byte come from anywhere else, and no script run but its own."""
     script = "\n".join(part(name) for name in SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = (
-        f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'; base-uri 'none'"
-    )
-    return (
-        environment()
-        .get_template(template)
-        .render(
-            policy=policy,
-            style=Markup("\n".join(part(name) for name in STYLES)),
-            script=Markup(script),
-            data=data_text(data),
-            **about,
-        )
-    )
+    allowed = f"style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'; base-uri 'none'"
+    about |= {"policy": f"default-src 'none'; {allowed}", "data": data_text(data), "script": Markup(script)}
+    about["style"] = Markup("\n".join(part(name) for name in STYLES))
+    return environment().get_template(template).render(about)
 
 
 def data_text(value: Any) -> Markup:
@@ -89,10 +79,8 @@ def number(value: Any, digits: int | None = None) -> str:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return str(value)
     if digits is None:
-        size = abs(value)
-        digits = (
-            0 if isinstance(value, int) or size >= 100 else 1 if size >= 10 else 2 if size >= 0.1 or not size else 4
-        )
+        size = 100 if isinstance(value, int) else abs(value)
+        digits = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 0.1 or not size else 4
     return f"{value:,.{digits}f}".replace(",", SPACE).replace("-", "\u2212")
 
 
@@ -108,9 +96,5 @@ def ends(found: Estimate, show: Any, between: str = "–") -> str:
     """An interval as people read it, or nothing."""
     if found.low != found.low:
         return ""
-    low, high = show(found.low), show(found.high)
-    return (
-        f"{low}{between}{high}"
-        if between != "–"
-        else f"{low.removesuffix(f'{SPACE}%')}–{high.removesuffix(f'{SPACE}%')}"
-    )
+    unit = f"{SPACE}%" if between == "–" else ""  # left out where it is short
+    return between.join(show(end).removesuffix(unit) for end in found[1:])
