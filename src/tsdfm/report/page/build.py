@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from tsdfm import __version__
+from tsdfm import __version__, terminal
 from tsdfm.report.page import charts
 from tsdfm.report.page.gather import Gathered, MadeFolder, gather, portable, way_label
 from tsdfm.report.page.markup import document, number, percent
@@ -48,6 +48,8 @@ def run(settings: PageSettings) -> Path:
     else:
         path = build_page(settings.folder)
     print(path)
+    if settings.markdown is None:
+        terminal.made("report page", "one file, open it in a browser", path, "view", settings.folder)
     if settings.open:
         import webbrowser
 
