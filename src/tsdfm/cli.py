@@ -12,6 +12,7 @@ import json
 import math
 import operator
 import os
+import signal
 import sys
 import typing
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tsdfm import terminal
 from tsdfm.errors import UserError
 from tsdfm.settings import add_flags, build, flag_values, merge, nearest, switches
 
@@ -283,12 +285,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     share_cores()
     try:
-        return _main(words)
+        code = _main(words)
+        terminal.advise()
+        return code
     except UserError as problem:
         if os.environ.get("RANK", "0") == "0":  # under torchrun, the first process speaks for all
             print(f"tsdfm: {problem}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
+        if argv is None:  # this process ends now, whatever is pressed besides
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         print("tsdfm: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of our output has gone

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _mode = "alone"  # or, as one stage of many, "quiet" or "verbose"
+_then: tuple[str | Path, ...] = ()
 
 
 @contextlib.contextmanager
@@ -47,10 +48,19 @@ def detail(text: str) -> None:
 
 
 def made(what: str, result: str, place: Path, *then: str | Path) -> None:
-    """How a stage ends: what was made, where it lies and, for those who run stages one by one, the next command."""
+    """How a stage ends: what was made and where it lies; `then` are the words of the command that comes next."""
+    global _then
     say(f"{what}: {result} → {place}")
-    if then and _mode == "alone":
-        say(f"next: {shlex.join(['tsdfm', *map(str, then)])}")
+    if _mode == "alone":
+        _then = then or _then
+
+
+def advise() -> None:
+    """The next command, for those who run stages one by one, when all else is said."""
+    global _then
+    if _then:
+        say(f"next: {shlex.join(['tsdfm', *map(str, _then)])}")
+    _then = ()
 
 
 def console(*, stderr: bool = False, width: int | None = None) -> Console:

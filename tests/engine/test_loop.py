@@ -1,3 +1,4 @@
+import io
 import json
 import math
 import os
@@ -14,6 +15,7 @@ import torch
 import toy_training
 from toy_training import Denoise, Net, train
 
+from tsdfm import terminal
 from tsdfm.engine.distributed import Processes
 from tsdfm.engine.log import Display, Metrics, duration, read_metrics, short
 from tsdfm.errors import UserError
@@ -301,7 +303,6 @@ def test_the_display_on_a_terminal_and_without(
     plain.report(10, values, 2.0)
     plain.close()
     assert capsys.readouterr().err == "step 10/100  loss 1.5000  12.3k tokens/s  3m00s left\n"
-    import io
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
@@ -321,6 +322,33 @@ def test_the_display_on_a_terminal_and_without(
     live.close()
     assert "12.3k tokens/s" in stream.getvalue()
     assert "a line [not markup]" in stream.getvalue()
+
+
+def test_what_takes_a_while_is_shown_as_long_as_it_does(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Display(100, 0)
+    with plain.doing("compiling…"):
+        pass
+    with terminal.many_stages(verbose=False), plain.doing("evaluating…"):
+        pass
+    assert capsys.readouterr().err == "compiling…\n"
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    live = Display(100, 0, stream)
+    live.report(10, {"loss": 1.5, "tokens_per_s": 12_345.0, "skipped": 0.0}, 2.0)
+    with live.doing("evaluating…"):
+        during = stream.getvalue()
+    after = stream.getvalue()[len(during) :]
+    live.close()
+    assert during.endswith("evaluating…")
+    assert "12.3k tokens/s" in after
+    assert "evaluating…" not in after
 
 
 def test_numbers_for_people() -> None:

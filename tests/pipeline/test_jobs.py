@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tsdfm.engine.signals import Stopped
+from tsdfm.engine.signals import ECHO, Stopped
 from tsdfm.errors import UserError
 from tsdfm.pipeline.jobs import Crew, Job
 from tsdfm.pipeline.plan import make_plan
@@ -141,6 +141,33 @@ def test_a_signal_is_passed_on_and_waited_for(tmp_path: Path) -> None:
     os.kill(process.pid, signal.SIGTERM)
     assert process.wait() == 128 + signal.SIGTERM
     assert mark.is_file()
+
+
+def test_a_second_ctrl_c_does_not_wait_for_what_runs(tmp_path: Path) -> None:
+    child = (
+        "import os,signal,time;[signal.signal(n, signal.SIG_IGN) for n in (signal.SIGTERM, signal.SIGINT)];"
+        "print('up\\n%d' % os.getpid(),flush=True);time.sleep(3600)"
+    )
+    logs = tmp_path / "logs"
+    script = (
+        "from pathlib import Path;import sys;from tsdfm.pipeline.jobs import Crew,Job;"
+        f"command = lambda key: [sys.executable, '-c', {child!r}];"
+        f"Crew([Job('a', frozenset())], command, 1, Path({str(logs)!r})).run()"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    while process.poll() is None and not (is_up(logs / "a.log") and (logs / "a.log").read_text().count("\n") == 2):
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGINT)
+    for line in process.stderr:
+        if line == "stopping: what runs saves first; Ctrl-C again ends now\n":
+            break
+    time.sleep(2 * ECHO)
+    os.kill(process.pid, signal.SIGINT)
+    assert process.stderr.read().endswith("KeyboardInterrupt\n")
+    assert process.wait() == -signal.SIGINT  # as Python ends where nobody catches it
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((logs / "a.log").read_text().split()[1]), 0)
 
 
 def is_up(log: Path) -> bool:

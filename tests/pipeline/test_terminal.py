@@ -67,7 +67,7 @@ def test_a_stage_says_what_was_made_and_where_it_lies(
     everything = said(capfd, recipe, "--out", str(tmp_path / "other"), "-v")
     assert any(line.startswith("step 3/3  loss ") for line in everything)
     assert any(line.startswith("step 3  elbo ") for line in everything)
-    assert outcome(out / "one-uniform", 2) == made[3]
+    assert made[3] == f"one-uniform: {outcome(out / 'one-uniform', 2)} → {out / 'one-uniform'}"
     assert f"elbo {read_metrics(out / 'one-uniform', 'eval')[-1]['elbo']:.2f} nats" in made[3]
 
 
@@ -79,12 +79,13 @@ def test_a_single_command_says_everything_and_what_comes_next(
     lines = capfd.readouterr().err.splitlines()
     assert lines[-1] == f"next: tsdfm tokens --corpus {out} --out {out.parent / 'tokens'}"
     with terminal.many_stages(verbose=True):
-        terminal.advise("tsdfm x")
+        terminal.made("x", "made", out, "y")
         terminal.detail("shown")
+    terminal.advise()
     with terminal.many_stages(verbose=False):
         terminal.detail("not shown")
         terminal.console(stderr=True).print("nor this")
-    assert capfd.readouterr().err == "shown\n"
+    assert capfd.readouterr().err == f"x: made → {out}\nshown\n"
 
 
 def test_after_ctrl_c_the_advice_is_the_command_that_goes_on(recipe: str, tmp_path: Path) -> None:

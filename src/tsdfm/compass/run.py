@@ -93,5 +93,6 @@ def record_for(settings: CompassSettings, spec: CompassSpec) -> Record:
         inputs=inputs,
         parent=origin,
         extra={"compass": spec.plain()},
+        then=("compass", "validate", settings.out),
         identity={"compass": same.plain(), **fixed},
     )

@@ -5,7 +5,7 @@ Writes into the compass's run folder `validation.json` and `energy.svg`, and pri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from tsdfm.store.files import write_json
 from tsdfm.store.manifest import read_manifest
 from tsdfm.tokens.rows import TokenRows
 
+VALIDATION = "validation.json"
 PART = 64  # questions put at once
 CANDIDATE_TIMES = (0.2, 0.4, 0.6, 0.8)
 
@@ -57,16 +58,26 @@ def validate(settings: ValidateSettings, console: Console | None = None) -> dict
         ),
     }
     folder = run_folder(checkpoint)
-    write_json(folder / "validation.json", found)
+    write_json(folder / VALIDATION, found)
     (folder / "energy.svg").write_text(energy_figure(found), encoding="utf-8")
     show(found, console or terminal.console())
     return found
 
 
+def in_words(found: Mapping[str, Any]) -> str:
+    """What a validation found, in one line."""
+    right, bins = found["accuracy"]["overall"], found["adjacent_bins_monotone"]
+    return f"real below corrupted in {right:.1%} of pairs, falling with time in {bins:.0%} of bins (higher is better)"
+
+
 def run(settings: ValidateSettings) -> Path:
     """The command: validate, and return the run folder that holds the results."""
-    validate(settings)
-    return run_folder(settings.compass)
+    found, folder = validate(settings), run_folder(settings.compass)
+    trained = read_manifest(folder)["settings"]
+    words = ("--tokens", settings.tokens or trained["tokens"], "--init-from", settings.teacher or trained["teacher"])
+    words += ("--policy", "sequence-to-token", "--compass", folder, "--out", folder.parent / "ts-dfm")
+    terminal.made(folder.name, in_words(found), folder / VALIDATION, "student", *words)
+    return folder
 
 
 def _velocity(path: Path, compass: Compass) -> Velocity:

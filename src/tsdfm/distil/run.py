@@ -35,6 +35,8 @@ class Distils(Protocol):
 
     def words(self) -> dict[str, Any]: ...
 
+    def then(self, settings: Any) -> tuple[str | Path, ...]: ...
+
     def bound(self) -> Bound | None: ...
 
     def times(self, settings: Any) -> Times: ...
@@ -114,6 +116,7 @@ def record_for(settings: StudentSettings, spec: VelocitySpec, method: Distils) -
         inputs=inputs,
         parent=inputs["init_from"],
         extra={"model": spec.plain(), "bound": bound.label if bound else None},
+        then=method.then(settings),
         identity={"model": spec.identity(), **own, "inputs": known_inputs(settings, inputs)},
     )
 

@@ -228,9 +228,9 @@ def outcome(run: Path, steps: int) -> str:
     """What a finished run came to, in a few words: steps, time, the held-out metric."""
     seconds = sum(line["seconds"] for line in read_metrics(run, "train"))
     values = next(iter(read_metrics(run, "eval")[::-1]), {})
-    found = {name: value for name, value in values.items() if name in RESULTS and value is not None}
-    told = [f"{RESULTS[name][0].format(value)} {RESULTS[name][1]}" for name, value in found.items()]
-    return ", ".join([f"{steps:,} steps", duration(seconds), *(told or ["nothing held out to measure it on"])])
+    known = [(*words, values[name]) for name, words in RESULTS.items() if values.get(name) is not None]
+    told = [f"{words.format(value)} {unit}" for words, unit, value in known]
+    return ", ".join([f"{steps:,} steps", duration(seconds), *told])
 
 
 def spoken(values: Mapping[str, float]) -> str:

@@ -133,7 +133,7 @@ class TrainingRun:
         self.usual: dict[str, Any] = {}
         self.again = "the same command with --resume"
         self.then: tuple[str | Path, ...] = ()
-        self._bare = False  # nothing is held out
+        self._bare = False  # there is nothing to evaluate
 
     def identity(self) -> dict[str, Any]:
         """What must not change between a checkpoint and the run that goes on from it.
@@ -250,7 +250,7 @@ class TrainingRun:
             values = self.learner.evaluate(self.done.step)
         if not values:
             if not self._bare:
-                self.log.detail("nothing is held out, so there is nothing to evaluate")
+                self.log.detail("there is nothing to evaluate")
             self._bare = True
             return False
         self.log.write(self.done.step, "eval", values)

@@ -43,5 +43,6 @@ def record_for(settings: JudgeTrainSettings, spec: CausalSpec) -> Record:
         settings=settings,
         inputs={"tokens": settings.tokens},
         extra={"judge": spec.plain()},
+        then=("report", "measure", settings.out.parent, "--judges", settings.out),
         identity={"judge": same.plain()},
     )

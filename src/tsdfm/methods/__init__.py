@@ -79,6 +79,10 @@ class Method:
 
         return FLOW_BOUND
 
+    def then(self, settings: Any) -> tuple[str | Path, ...]:
+        """The words of the command that comes after the training, for those who run commands one by one."""
+        return ("sample", settings.out)
+
     def words(self) -> dict[str, Any]:
         """What a `VelocitySpec` says of a model of this method."""
         return {

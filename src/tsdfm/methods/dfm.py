@@ -16,6 +16,8 @@ from tsdfm.settings import option
 from tsdfm.teacher.settings import TeacherSettings
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
 
     from tsdfm.flow import Schedule, Source
@@ -70,6 +72,10 @@ class DFM(TextMethod):
     name, title, label = "dfm", "DFM", "teacher"
     help = "discrete flow matching: the many-step teacher"
     settings: ClassVar[type] = DFMSettings
+
+    def then(self, settings: DFMSettings) -> tuple[str | Path, ...]:
+        place = settings.out.parent / "fs-dfm"
+        return ("student", "--tokens", settings.tokens, "--init-from", settings.out, "--out", place)
 
     def loss(self, settings: DFMSettings, spec: VelocitySpec) -> DFMLoss:
         return DFMLoss(settings, spec.flow_schedule(), spec.flow_source())

@@ -76,13 +76,12 @@ def comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def examine(settings: Any) -> None:
     """Validate a compass, unless the same has been done to the same checkpoint."""
-    from tsdfm.compass.validate import validate
+    from tsdfm.compass.validate import VALIDATION, in_words, validate
     from tsdfm.store.checkpoint import find_checkpoint
 
-    done = settings.compass / "validation.json"
+    done = settings.compass / VALIDATION
     found = read_json(done) if done.is_file() else {}
     same = found.get("checkpoint") == find_checkpoint(settings.compass, settings.choose).name
     if not same or found.get("settings") != to_dict(settings):
         found = validate(settings)
-    right, bins = found["accuracy"]["overall"], found["adjacent_bins_monotone"]
-    terminal.say(f"{done.parent.name}: real below corrupted {right:.1%}, falling with time {bins:.0%} → {done}")
+    terminal.made(done.parent.name, in_words(found), done)

@@ -115,4 +115,4 @@ def record_all(plan: Plan, steps: int) -> None:
         compass = plan.compass(source)
         place = None if compass is None else compass.path
         record_trajectories(plan.writers(source), place, folder, steps=steps, seed=plan.seed)
-    terminal.say(f"trajectories: {steps} steps of each model → {folder}")
+    terminal.made("trajectories", f"{steps} steps of each model", folder)

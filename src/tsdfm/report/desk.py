@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from tsdfm import terminal
 from tsdfm.distil.settings import NavigateSettings
 from tsdfm.errors import UserError
 from tsdfm.report.bench import Bench
@@ -111,8 +112,14 @@ class Desk(Bench):
         path = table.save(self.report)
         if self.settings.verbose or not beside:
             table.show(most=None if self.settings.verbose else SHORT)
-        Console(stderr=True).print(f"{path.with_suffix('.md')} and .json", highlight=False, soft_wrap=True)
+        rows = sum(not row.get("paper") for row in table.rows)
+        told = f"{rows} row{'s' if rows != 1 else ''} (as .md and .json)"
+        terminal.made(f"report {table.name}", told, path.with_suffix(".md"), *self.then())
         return path
+
+    def then(self) -> tuple[str | Path, ...]:
+        """The words of the command that comes next: the page, where it would find this report."""
+        return ("report", "page", self.report.parent) if self.report.name == "report" else ()
 
 
 def measure_settings(given: ReportSettings, before: Plain, home: Path) -> MeasureSettings:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from tsdfm import terminal
 from tsdfm.report.bench import Bench
 from tsdfm.report.cells import Cells
 from tsdfm.report.desk import Desk, spoken
@@ -33,8 +34,11 @@ def command(settings: MeasureRunsSettings) -> Path:
     asked = {name: getattr(settings, name) for name in ("steps", "teacher_steps", "show", "frontier")}
     models, tokens = [model.path for model in desk.runs.models], desk.runs.tokens_or_refuse()
     out = run(replace(desk.asked, **asked), models, tokens, desk.report, verbose=settings.verbose)
+    rows = read_rows(out)
     if not settings.verbose:
-        by_steps(read_rows(out)).show()
+        by_steps(rows).show()
+    told = f"{sum(row.steps is not None for row in rows)} cells of {desk.asked.samples} texts, and held-out text"
+    terminal.made("report measure", told, out / "metrics.json", *desk.then())
     return out / "metrics.json"
 
 

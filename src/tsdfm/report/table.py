@@ -29,6 +29,7 @@ from tsdfm.store.files import write_text as write_text  # the viewer takes it fr
 DAGGER = "†"
 COLLAPSED = f"{DAGGER} collapsed: its entropy is more than one bit under held-out text; such perplexity says little."
 MISSING = "–"
+BETTER = {"perplexity": "lower", "valid stories": "higher", "nll": "lower", "mauve": "higher"}
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,12 @@ class Table:
         marked = any(row.get("marks") and not row.get("paper") for row in self.rows)
         return [*self.notes, *([COLLAPSED] if marked else []), *made_with(self.about)]
 
+    def directions(self) -> list[str]:
+        """Which way is better, for what the title and the columns name."""
+        words = " ".join([self.title, *(column.label for column in self.columns)]).lower()
+        found = [f"{name}: {way} is better" for name, way in BETTER.items() if name in words]
+        return ["; ".join(found)] if found else []
+
     def plain(self) -> Plain:
         """For JSON."""
         quoted = ("label", "scale", "figures")
@@ -134,7 +141,8 @@ class Table:
             table.add_row(*map(escape, self.cells(row)), style="dim" if row.get("paper") else None)
         console.print(table)
         left = len(self.rows) - len(rows)
-        for note in self.footnotes() if most is None else [f"{left} more rows with --verbose"] if left else []:
+        notes = self.footnotes() if most is None else [f"{left} more rows with --verbose"] if left else []
+        for note in (*self.directions(), *notes):
             console.print(note, style="dim", markup=False, highlight=False)
 
     def markdown(self) -> str:

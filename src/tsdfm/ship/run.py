@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from tsdfm import terminal
 from tsdfm.compass.model import Compass, load_compass
 from tsdfm.errors import UserError
 from tsdfm.nn.ddit import parameters
@@ -75,6 +76,7 @@ def run(settings: ShipSettings) -> Path:
     for role, about in manifest["members"].items():
         print(f"{role:<8} {about['parameters']:>12,} weights {about['bytes'] / 1e6:>8.2f} MB")
     print(f"{out}: {total / 1e6:.2f} MB in all")
+    terminal.made(settings.name, f"{', '.join(manifest['members'])}, {total / 1e6:.2f} MB", out, "card", out)
     return out
 
 

@@ -30,6 +30,8 @@ class ManyStep(Protocol):
 
     def words(self) -> dict[str, Any]: ...
 
+    def then(self, settings: Any) -> tuple[str | Path, ...]: ...
+
     def bound(self) -> Bound | None: ...
 
     def task(self, settings: Any, spec: VelocitySpec, valid: TokenRows | None) -> TeacherTask: ...
@@ -77,6 +79,7 @@ def record_for(settings: TeacherSettings, spec: VelocitySpec, method: ManyStep) 
         inputs={"tokens": settings.tokens, **start},
         parent=origin,
         extra={"model": spec.plain(), "bound": bound.label if bound else None},
+        then=method.then(settings),
         identity={
             "model": spec.identity(),
             **{name: value for name, value in to_dict(settings).items() if name not in FREE},

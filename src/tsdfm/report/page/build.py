@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tsdfm import __version__
+from tsdfm import __version__, terminal
 from tsdfm.report.page import charts
 from tsdfm.report.page.gather import Gathered, gather, portable, way_label
 from tsdfm.report.page.markup import document, number, percent
@@ -63,6 +63,8 @@ def run(settings: PageSettings) -> Path:
     else:
         path = build_page(settings.folder)
     print(path)
+    if settings.markdown is None:
+        terminal.made("report page", "one file, open it in a browser", path, "view", settings.folder)
     if settings.open:
         import webbrowser
 
