@@ -285,9 +285,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     share_cores()
     try:
-        code = _main(words)
-        terminal.advise()
-        return code
+        with terminal.one_command():
+            return _main(words)
     except UserError as problem:
         if os.environ.get("RANK", "0") == "0":  # under torchrun, the first process speaks for all
             print(f"tsdfm: {problem}", file=sys.stderr)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _mode = "alone"  # or, as one stage of many, "quiet" or "verbose"
-_then: tuple[str | Path, ...] = ()
+_then: list[str | Path] = []  # the words of the next command
 
 
 @contextlib.contextmanager
@@ -49,18 +49,18 @@ def detail(text: str) -> None:
 
 def made(what: str, result: str, place: Path, *then: str | Path) -> None:
     """How a stage ends: what was made and where it lies; `then` are the words of the command that comes next."""
-    global _then
     say(f"{what}: {result} → {place}")
-    if _mode == "alone":
-        _then = then or _then
+    if then and _mode == "alone":
+        _then[:] = then
 
 
-def advise() -> None:
-    """The next command, for those who run stages one by one, when all else is said."""
-    global _then
+@contextlib.contextmanager
+def one_command() -> Iterator[None]:
+    """What runs inside is a command by itself: the next one is named when all else is said."""
+    _then.clear()
+    yield
     if _then:
         say(f"next: {shlex.join(['tsdfm', *map(str, _then)])}")
-    _then = ()
 
 
 def console(*, stderr: bool = False, width: int | None = None) -> Console:

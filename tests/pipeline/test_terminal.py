@@ -78,10 +78,9 @@ def test_a_single_command_says_everything_and_what_comes_next(
     assert main(["corpus", "--name", "world:small", "--limit", "40", "--valid", "0.2", "--out", str(out)]) == 0
     lines = capfd.readouterr().err.splitlines()
     assert lines[-1] == f"next: tsdfm tokens --corpus {out} --out {out.parent / 'tokens'}"
-    with terminal.many_stages(verbose=True):
+    with terminal.one_command(), terminal.many_stages(verbose=True):
         terminal.made("x", "made", out, "y")
         terminal.detail("shown")
-    terminal.advise()
     with terminal.many_stages(verbose=False):
         terminal.detail("not shown")
         terminal.console(stderr=True).print("nor this")

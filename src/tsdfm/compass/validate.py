@@ -74,8 +74,8 @@ def run(settings: ValidateSettings) -> Path:
     """The command: validate, and return the run folder that holds the results."""
     found, folder = validate(settings), run_folder(settings.compass)
     trained = read_manifest(folder)["settings"]
-    words = ("--tokens", settings.tokens or trained["tokens"], "--init-from", settings.teacher or trained["teacher"])
-    words += ("--policy", "sequence-to-token", "--compass", folder, "--out", folder.parent / "ts-dfm")
+    words = ["--tokens", settings.tokens or trained["tokens"], "--init-from", settings.teacher or trained["teacher"]]
+    words += ["--policy", "sequence-to-token", "--compass", folder, "--out", folder.parent / "ts-dfm"]
     terminal.made(folder.name, in_words(found), folder / VALIDATION, "student", *words)
     return folder
 

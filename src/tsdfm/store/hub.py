@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 PATIENCE = 3.0  # seconds for an answer of any kind; where there is no network, the refusal comes at once
 
@@ -35,7 +36,7 @@ def out_of_reach() -> str | None:
 @contextlib.contextmanager
 def from_cache() -> Iterator[None]:
     """Inside, nothing is asked of the hub: `local_files_only` alone leaves some questions to it."""
-    constants = importlib.import_module("huggingface_hub.constants")
+    constants: Any = importlib.import_module("huggingface_hub.constants")
     before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
     try:
         yield
