@@ -35,6 +35,10 @@ def pytest_runtest_setup() -> None:
     random.seed(0)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
+    if "triton.runtime.interpreter" in sys.modules and os.environ.get("TRITON_INTERPRET") == "1":
+        from quick_interpreter import quicken
+
+        quicken()
 
 
 @pytest.hookimpl(optionalhook=True)

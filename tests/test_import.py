@@ -79,6 +79,7 @@ def test_load_is_lazy_and_needs_no_extra() -> None:
     modules = modules_after("import tsdfm; tsdfm.load; import tsdfm.teacher.run")
     assert "torch" in modules
     assert "torch._dynamo" not in modules  # the compiler: half of what a start would cost, and loaded by what compiles
+    assert "torch.distributed.fsdp" not in modules  # a second more, and loaded by what shards
     assert "tsdfm.samples.model" in modules
     assert not tops(modules) & {"datasets", "huggingface_hub", "pyarrow", "zstandard", "tensorboard"}
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from small_demo import pipeline
 
+import tsdfm
+from processes import torchrun
 from tsdfm.cli import VERBS, main, read
 from tsdfm.methods import names
 from tsdfm.pipeline.plan import make_plan
@@ -203,32 +205,21 @@ def test_a_checkpoint_with_another_vocabulary_is_refused(
     assert "do not belong together" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_torchrun_trains_the_same_teacher(demo: Path, tmp_path: Path, parallel: str) -> None:
-    flags = ["--tokens", str(demo / "tokens"), "--net.width", "32", "--net.depth", "2", "--net.dropout", "0"]
-    flags += [
-        "--loop.steps",
-        "4",
-        "--loop.batch",
-        "8",
-        "--loop.log-every",
-        "1",
-        "--eval-rows",
-        "8",
-        "--eval-times",
-        "2",
-    ]
-    alone, together = tmp_path / "alone", tmp_path / parallel
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    assert main(["teacher", *flags, "--out", str(alone)]) == 0
+def test_torchrun_trains_the_same_teacher(demo: Path, tmp_path: Path) -> None:
+    """As a user starts it, two processes with DDP; and again with FSDP2, from a server that has torch loaded."""
+    words = "--net.width 32 --net.depth 2 --net.dropout 0 --loop.steps 4 --loop.batch 8 --loop.log-every 1"
+    flags = ["teacher", "--tokens", str(demo / "tokens"), *words.split(), "--eval-rows", "8", "--eval-times", "2"]
+    assert main([*flags, "--out", str(tmp_path / "alone")]) == 0
+    together = {kind: [*flags, "--loop.parallel", kind, "--out", str(tmp_path / kind)] for kind in ("ddp", "fsdp")}
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "tsdfm"]
-    subprocess.run(
-        [*launch, "teacher", *flags, "--out", str(together), "--loop.parallel", parallel], check=True, env=env
-    )
-    for one, two in zip(metrics(alone), metrics(together), strict=True):
-        for name in ("loss", "grad_norm", "elbo"):
-            if name in one:
-                assert two[name] == pytest.approx(one[name], rel=2e-5)
+    subprocess.run([*launch, *together["ddp"]], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    child = torchrun(str(Path(tsdfm.__file__).parent / "__main__.py"), *together["fsdp"])
+    assert child.wait() == 0, child.said()
+    for kind in together:
+        for one, two in zip(metrics(tmp_path / "alone"), metrics(tmp_path / kind), strict=True):
+            for name in ("loss", "grad_norm", "elbo"):
+                if name in one:
+                    assert two[name] == pytest.approx(one[name], rel=2e-5)
 
 
 def metrics(run: Path) -> list[dict[str, float]]:

@@ -1,9 +1,6 @@
 """Two real processes under torchrun (gloo, CPU), DDP and FSDP2: the same student as one process makes."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +8,7 @@ import pytest
 import student_parallel
 import torch
 
+from processes import torchrun
 from training import student_of
 from training import train as run
 from tsdfm.engine.log import read_metrics
@@ -45,21 +43,9 @@ def runs(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("parallel")
     run(student_of(plain(home, root / "one")))
     jobs = [plain(home, root / kind, parallel=kind, micro=1) for kind in KINDS]
-    call = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    child = subprocess.Popen(
-        [*call, student_parallel.__file__, json.dumps(jobs)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    try:
-        said, _ = child.communicate(timeout=1200)
-    except subprocess.TimeoutExpired:
-        child.terminate()  # torchrun ends its processes
-        said, _ = child.communicate()
-        pytest.fail(f"torchrun hung: {said}")
-    assert child.returncode == 0, said
+    child = torchrun(student_parallel.__file__, json.dumps(jobs))
+    code, said = child.wait(), child.said()
+    assert code == 0, said
     assert "Warning" not in said, said
     return root
 

@@ -4,8 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,32 +13,19 @@ import torch
 import toy_training
 from toy_training import train
 
+from processes import Child, torchrun
 from tsdfm.engine.distributed import Processes
 from tsdfm.engine.log import read_metrics
 from tsdfm.store.checkpoint import Store, load_weights, read_state
 
 ALONE = Processes()
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 TASK = {"semi": True}  # the averaged model is evaluated inside the loss, as in distillation
 KINDS = ("ddp", "fsdp")
-HANGS = 1200  # seconds that no machine needs for it, however busy
 
 
-def two(jobs: list[dict[str, Any]]) -> subprocess.Popen[str]:
+def two(jobs: list[dict[str, Any]]) -> Child:
     """Start the toy training on two processes."""
-    call = [*TORCHRUN, toy_training.__file__, json.dumps(jobs)]
-    return subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def finish(child: subprocess.Popen[str]) -> str:
-    """What it said, once it is done; one that hangs is ended, so that nothing outlives the test."""
-    try:
-        said, _ = child.communicate(timeout=HANGS)
-    except subprocess.TimeoutExpired:
-        child.terminate()  # torchrun ends its processes
-        said, _ = child.communicate()
-        pytest.fail(f"torchrun hung: {said}")
-    return said
+    return torchrun(toy_training.__file__, json.dumps(jobs))
 
 
 def losses(run: Path) -> list[float]:
@@ -77,8 +62,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             {"out": str(half), "task": TASK, "loop": {"parallel": kind}, "net": {"seed": 9}, "resume": True},
         ]
     child = two(jobs)
-    said = finish(child)
-    assert child.returncode == 0, said
+    code, said = child.wait(), child.said()
+    assert code == 0, said
     assert said.count("resuming at step 3 of 6") == 2, said  # one process speaks, once for each kind
     assert "Warning" not in said, said
     return root
@@ -125,11 +110,11 @@ def test_sigterm_to_torchrun_saves_on_the_same_step_everywhere(tmp_path: Path) -
     loop = {"steps": 100_000, "eval_every": 0, "save_every": 0, "log_every": 1, "parallel": "fsdp"}
     child = two([{"out": str(tmp_path), "loop": loop, "task": {"pause": 0.01}}])
     while not ((tmp_path / "metrics.jsonl").is_file() and len(read_metrics(tmp_path)) > 3):
-        assert child.poll() is None, child.communicate()
+        assert child.poll() is None, child.said()
         time.sleep(0.05)
     os.kill(child.pid, signal.SIGTERM)
-    said = finish(child)
-    assert child.returncode != 0
+    assert child.wait() != 0
+    said = child.said()
     assert said.count("saved; the same command with --resume goes on") == 1, said
     step = Store(tmp_path).steps()[-1]
     assert read_state(Store(tmp_path).at(step))["step"] == step
@@ -141,7 +126,7 @@ def test_an_error_on_process_0_stops_all_of_them(tmp_path: Path) -> None:
     """A used folder is seen by process 0 only; the other must not wait for it for ever."""
     train(tmp_path, ALONE)
     child = two([{"out": str(tmp_path)}])
-    said = finish(child)
-    assert child.returncode != 0
+    assert child.wait() != 0
+    said = child.said()
     assert "use --resume" in said
     assert "error[0]" in said

@@ -3,7 +3,6 @@ import json
 import math
 import os
 import signal
-import subprocess
 import sys
 import time
 import types
@@ -15,6 +14,7 @@ import torch
 import toy_training
 from toy_training import Denoise, Net, train
 
+from processes import script
 from tsdfm import terminal
 from tsdfm.engine.distributed import Processes
 from tsdfm.engine.log import Display, Metrics, duration, read_metrics, short
@@ -184,12 +184,12 @@ def test_a_tampered_checkpoint_does_not_resume(tmp_path: Path) -> None:
 def test_a_signal_saves_and_leaves(tmp_path: Path, number: int, code: int) -> None:
     loop = {"steps": 100_000, "eval_every": 0, "save_every": 0, "log_every": 1}
     job = json.dumps([{"out": str(tmp_path), "loop": loop, "task": {"pause": 0.01}}])
-    child = subprocess.Popen([sys.executable, toy_training.__file__, job], stderr=subprocess.PIPE, text=True)
+    child = script(toy_training.__file__, job)
     while child.poll() is None and not ((tmp_path / "metrics.jsonl").is_file() and len(read_metrics(tmp_path)) > 3):
         time.sleep(0.05)
     os.kill(child.pid, number)
-    _, said = child.communicate()
-    assert child.returncode == code
+    assert child.wait() == code
+    said = child.said()
     step = Store(tmp_path).steps()[-1]
     assert f"stopped after step {step}, saved; the same command with --resume goes on" in said
     assert "Traceback" not in said

@@ -2,13 +2,13 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+import tsdfm
+from processes import script
 from tsdfm import terminal
 from tsdfm.cli import main
 from tsdfm.engine.log import outcome, read_metrics
@@ -89,14 +89,14 @@ def test_a_single_command_says_everything_and_what_comes_next(
 
 def test_after_ctrl_c_the_advice_is_the_command_that_goes_on(recipe: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "tsdfm", "pipeline", recipe, "--out", str(out)]
-    child = subprocess.Popen([*command, "--set", "teacher.loop.steps=100000"], stderr=subprocess.PIPE, text=True)
+    words = ["pipeline", recipe, "--out", str(out), "--set", "teacher.loop.steps=100000"]
+    child = script(str(Path(tsdfm.__file__).parent / "__main__.py"), *words)
     metrics = out / "teacher-uniform" / "metrics.jsonl"
     while child.poll() is None and not (metrics.is_file() and metrics.read_text().count("\n") > 2):
         time.sleep(0.05)
     os.kill(child.pid, signal.SIGINT)
-    _, err = child.communicate()
-    assert child.returncode == 130, err
+    code, err = child.wait(), child.said()
+    assert code == 130, err
     assert "stopping after this step; Ctrl-C again ends now\n" in err
     assert "saved; the same command goes on\n" in err
     assert "--resume" not in err

@@ -9,6 +9,7 @@ import pytest
 import torch
 import toy_training
 
+from processes import script
 from tsdfm.engine.distributed import Processes
 from tsdfm.engine.log import read_metrics
 from tsdfm.errors import UserError
@@ -161,8 +162,8 @@ def test_kill_9_while_saving_leaves_the_last_good_one_and_resume_is_bitwise(
     loop = {"save_every": 2, "keep": 1, "eval_every": 0}
     given: dict[str, Any] = {"loop": loop, "net": {"dropout": 0.2}}
     job = json.dumps([{"out": str(tmp_path / "killed"), "die": [point, count], **given}])
-    done = subprocess.run([sys.executable, toy_training.__file__, job], capture_output=True, check=False)
-    assert done.returncode == -9, done.stderr
+    child = script(toy_training.__file__, job)
+    assert child.wait() == -9, child.said()
     store = Store(tmp_path / "killed")
     assert store.steps() == left
     for step in left:

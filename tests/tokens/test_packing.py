@@ -3,62 +3,21 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from packing_parts import packs, settings
 
+from processes import Child
 from tsdfm.corpus import CorpusSettings, read_split
 from tsdfm.corpus.run import run as make_corpus
 from tsdfm.errors import UserError
 from tsdfm.store.manifest import read_manifest
-from tsdfm.tokens import TokenRows, TokensSettings, load_tokenizer
+from tsdfm.tokens import TokenRows, load_tokenizer
 from tsdfm.tokens import run as run_module
 from tsdfm.tokens.run import run
-
-CHILD = """
-import os, signal, sys, time
-from pathlib import Path
-from tsdfm.tokens import TokensSettings, run as module
-
-corpus, out, point, count = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
-calls = 0
-
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-def dying(name, before):
-    original = getattr(module, name)
-    def wrapped(*args, **kwargs):
-        global calls
-        calls += 1
-        if calls == count and before:
-            if name == "_write_shard":
-                args[0].with_suffix(".part").write_bytes(b"torn in the middle")
-            die()
-        result = original(*args, **kwargs)
-        if calls == count:
-            die()
-        return result
-    setattr(module, name, wrapped)
-
-if point == "slow":
-    original = module._write_shard
-    def slow(*args):
-        global calls
-        calls += 1
-        time.sleep(0.02 if calls < 20 else 3600)  # it is killed before it is done, however busy the machine is
-        return original(*args)
-    module._write_shard = slow
-elif point != "none":
-    dying(*{"torn": ("_write_shard", True), "renamed": ("sync_folder", False), "recorded": ("write_json", False),
-            "unrecorded": ("write_json", True), "finishing": ("write_manifest", True)}[point])
-layout = sys.argv[5]
-module.run(TokensSettings(corpus=corpus, out=out, vocab_size=300, length=16, shard_rows=8, workers=2, layout=layout))
-"""
 
 
 def texts() -> list[str]:
@@ -74,20 +33,20 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_corpus(CorpusSettings(out=folder / "out", path=folder / "a.jsonl", valid=0.1))
 
 
-def settings(corpus: Path, out: Path, **kwargs) -> TokensSettings:
-    return TokensSettings(
-        corpus=corpus, out=out, **{"vocab_size": 300, "length": 16, "shard_rows": 8, "workers": 2} | kwargs
-    )
-
-
 def shards(folder: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in sorted(folder.glob("*.bin"))}
 
 
-@pytest.mark.parametrize("kind", ["bpe", "byte"])
+@pytest.fixture(scope="module", params=[("bpe", 8), ("byte", 128)], ids=["bpe", "byte"])
+def packed(request, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """A packed corpus and the rows of a shard: bytes are many tokens, and would be hundreds of small files."""
+    kind, shard_rows = request.param
+    return run(settings(corpus, tmp_path_factory.mktemp("packed"), tokenizer=kind, shard_rows=shard_rows)), shard_rows
+
+
 @pytest.mark.parametrize("split", ["train", "valid"])
-def test_packed_rows_are_the_documents_joined_by_end_of_text(corpus: Path, tmp_path: Path, kind, split: str) -> None:
-    out = run(settings(corpus, tmp_path / "out", tokenizer=kind))
+def test_packed_rows_are_the_documents_joined_by_end_of_text(corpus: Path, packed, split: str) -> None:
+    out, shard_rows = packed
     tokenizer, rows = load_tokenizer(out), TokenRows(out, split)
     stream = [token for text in read_split(corpus, split) for token in [*tokenizer.encode(text), tokenizer.end_of_text]]
     full = len(stream) // 16
@@ -97,7 +56,7 @@ def test_packed_rows_are_the_documents_joined_by_end_of_text(corpus: Path, tmp_p
     assert about["dropped_tokens"] == len(stream) - full * 16
     kept = tokenizer.decode_bytes(stream[: full * 16])
     assert rows.characters == sum(byte & 0xC0 != 0x80 for byte in kept) == rows.count_characters(rows.take(range(full)))
-    assert len(about["shards"]) == -(-full // 8)
+    assert len(about["shards"]) == -(-full // shard_rows) > 1
     rows.verify()
 
 
@@ -125,11 +84,6 @@ def test_the_result_does_not_depend_on_the_workers(corpus: Path, tmp_path: Path,
     assert "TOKENIZERS_PARALLELISM" not in os.environ
 
 
-def child(corpus: Path, out: Path, point: str, count: int, layout: str) -> subprocess.Popen:
-    command = [sys.executable, "-c", CHILD, str(corpus), str(out), point, str(count), layout]
-    return subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
-
-
 @pytest.mark.parametrize(
     ("point", "count", "layout"),
     [
@@ -145,7 +99,7 @@ def test_a_killed_run_goes_on_and_gives_the_same_bytes(
     corpus: Path, tmp_path: Path, monkeypatch, point: str, count: int, layout
 ) -> None:
     out = tmp_path / "killed"
-    assert child(corpus, out, point, count, layout).wait() == -signal.SIGKILL
+    assert Child(packs, corpus, out, point, count, layout).wait() == -signal.SIGKILL
     assert not (out / "manifest.json").exists()
     done = json.loads((out / "progress.json").read_text())
     finished = [out / shard["file"] for split in ("train", "valid") for shard in done[split]["shards"]]
@@ -172,10 +126,10 @@ def test_a_killed_run_goes_on_and_gives_the_same_bytes(
 
 def test_a_kill_from_outside_at_no_chosen_moment(corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "killed"
-    process = child(corpus, out, "slow", 0, "packed")
+    process = Child(packs, corpus, out, "slow", 0, "packed")
     while len(list(out.glob("train-*.bin"))) < 4 and process.poll() is None:
         time.sleep(0.005)
-    process.kill()
+    os.kill(process.pid, signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     assert 4 <= len(list(out.glob("*.bin"))) < 40
     run(settings(corpus, out))
@@ -183,7 +137,7 @@ def test_a_kill_from_outside_at_no_chosen_moment(corpus: Path, tmp_path: Path) -
 
 
 def test_other_settings_do_not_go_on_with_an_unfinished_run(corpus: Path, tmp_path: Path) -> None:
-    assert child(corpus, tmp_path / "out", "torn", 3, "packed").wait() == -signal.SIGKILL
+    assert Child(packs, corpus, tmp_path / "out", "torn", 3, "packed").wait() == -signal.SIGKILL
     with pytest.raises(UserError, match="unfinished run with other settings"):
         run(settings(corpus, tmp_path / "out", length=32))
 
@@ -221,7 +175,7 @@ def test_rows_that_cannot_be_are_the_users_error(corpus: Path, tmp_path: Path) -
 
 
 def test_a_large_vocabulary_takes_four_bytes(corpus: Path, tmp_path: Path, monkeypatch) -> None:
-    small = run(settings(corpus, tmp_path / "small", tokenizer="byte"))
+    small = run(settings(corpus, tmp_path / "small", tokenizer="byte", shard_rows=128))
 
     class Wide(run_module.ByteTokenizer):
         def __init__(self) -> None:
@@ -230,7 +184,7 @@ def test_a_large_vocabulary_takes_four_bytes(corpus: Path, tmp_path: Path, monke
             self.end_of_text = len(self.pieces) - 1
 
     monkeypatch.setattr(run_module, "ByteTokenizer", Wide)
-    wide = TokenRows(run(settings(corpus, tmp_path / "wide", tokenizer="byte")))
+    wide = TokenRows(run(settings(corpus, tmp_path / "wide", tokenizer="byte", shard_rows=128)))
     assert (wide.dtype.name, TokenRows(small).dtype.name) == ("uint32", "uint16")
     assert wide.take(range(len(wide))).max() == wide.end_of_text == 70_256
 

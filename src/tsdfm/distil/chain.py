@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 
 from tsdfm import kernels
 from tsdfm.distil.midpoint import Blind, Policy, near
 from tsdfm.distil.parts import States, Teacher
 from tsdfm.distil.settings import StudentSettings
 from tsdfm.distil.stats import Stats
+from tsdfm.engine.sharded import sharded_module
 from tsdfm.engine.task import Context
 from tsdfm.flow import CumulativeJump, Noise
 from tsdfm.kernels.fused import Target, compute_dtype
@@ -87,7 +87,7 @@ class Chain:
 
     def __call__(self, teacher: nn.Module, states: States, step: int, stats: Stats | None) -> Target | None:
         rows, policy = states.large, self.policy(step, stats)
-        if rows == 0 and isinstance(teacher, FSDPModule) and states.most > 0:
+        if rows == 0 and sharded_module(teacher) and states.most > 0:
             # other processes may have some, and every call of a sharded network is a joint one
             rows, policy = 1, Blind(self.jump)
         if rows == 0:
@@ -128,7 +128,7 @@ def target_of(
     theirs): others keep the batch at one size, so that a compiled semi-teacher is compiled once; they do not move.
     """
     rows = len(x_t) if rows is None else rows
-    heads = Heads(copy=isinstance(semi, FSDPModule))
+    heads = Heads(copy=sharded_module(semi))
     sent = send(host_side(t, h, policy, estimator, rows), x_t)
     kept = chain(semi, x_t, sent, policy, noise, heads, estimator, average, anchor, rows)
     return Target(kept, estimator.shares if average == "probabilities" else (1.0,), *heads.parts())

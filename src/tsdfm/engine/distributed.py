@@ -25,10 +25,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
+from tsdfm.engine.sharded import sharded_module
 from tsdfm.errors import UserError
 
 T = TypeVar("T")
@@ -189,6 +189,8 @@ def shard(model: nn.Module, world: Processes, *, bf16: bool, hold_root: bool | N
     float32, and inputs are not cast, so that the residual stream and small step sizes keep their precision: the same
     arithmetic as DDP under autocast. `hold_root=False` frees the root after a forward even without a backward.
     """
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # see engine/sharded.py
+
     # A network that ends in a linear layer returns a view, and torch warns of that at every run. No loss here changes
     # the network's output in place, which is what the warning is about.
     warnings.filterwarnings("ignore", message=".*returned a view tensor.*", category=UserWarning)
@@ -205,7 +207,7 @@ def shard(model: nn.Module, world: Processes, *, bf16: bool, hold_root: bool | N
 @contextlib.contextmanager
 def gradients(model: nn.Module, *, last: bool) -> Iterator[None]:
     """Around the forward and backward of a micro-batch: gradients are shared out with the `last` one only."""
-    if isinstance(model, FSDPModule):
+    if sharded_module(model):
         model.set_requires_gradient_sync(last)
     if isinstance(model, DistributedDataParallel) and not last:
         with model.no_sync():
@@ -216,9 +218,9 @@ def gradients(model: nn.Module, *, last: bool) -> Iterator[None]:
 
 def release(model: nn.Module) -> None:
     """Free what FSDP gathered for a forward that no backward follows (an evaluation)."""
-    if isinstance(model, FSDPModule):
+    if sharded_module(model):
         for module in model.modules():
-            if isinstance(module, FSDPModule):
+            if sharded_module(module):
                 module.reshard()
 
 

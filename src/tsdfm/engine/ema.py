@@ -6,7 +6,8 @@ import copy
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+
+from tsdfm.engine.sharded import sharded_tensor
 
 
 class Ema:
@@ -32,7 +33,7 @@ class Ema:
         self._theirs: list[Tensor] = list(model.parameters())
         if len(self._mine) != len(self._theirs):
             raise ValueError("the average follows a model of its own kind")
-        self._whole = not any(isinstance(x, DTensor) for x in (*self._mine, *self._theirs))
+        self._whole = not any(sharded_tensor(x) for x in (*self._mine, *self._theirs))
         self._buffers = list(zip(self.module.buffers(), model.buffers(), strict=True))
 
     def decay_at(self, n: int) -> float:
@@ -51,4 +52,4 @@ class Ema:
 
 def local(tensor: Tensor) -> Tensor:
     """This process's part of a tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if sharded_tensor(tensor) else tensor

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from tsdfm.engine.distributed import Processes
+from tsdfm.engine.sharded import sharded_tensor
 
 ReadTensor = Callable[[str], Tensor]
 
@@ -23,7 +23,7 @@ def gather(tensors: Mapping[str, Tensor], world: Processes) -> dict[str, Tensor]
     """Whole copies, by name, in CPU memory on process 0; an empty dict elsewhere. Every process must call it."""
     whole: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        full = tensor.full_tensor() if sharded_tensor(tensor) else tensor
         if world.main:
             copy = full.detach().to("cpu", copy=True)
             whole[name] = copy.contiguous()
@@ -36,7 +36,9 @@ def scatter(tensors: Mapping[str, Tensor], read: ReadTensor | None, world: Proce
     for name, tensor in tensors.items():
         whole = read(name) if read is not None else torch.empty(tensor.shape)
         whole = whole.to(tensor.device, tensor.dtype)
-        if isinstance(tensor, DTensor):  # this sends each process its part of process 0's tensor
+        if sharded_tensor(tensor):  # this sends each process its part of process 0's tensor
+            from torch.distributed.tensor import distribute_tensor
+
             part = distribute_tensor(whole, tensor.device_mesh, tensor.placements)
             tensor.to_local().copy_(part.to_local())
             continue

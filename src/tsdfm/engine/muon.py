@@ -19,8 +19,8 @@ from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
+from tsdfm.engine.sharded import sharded_tensor
 from tsdfm.errors import UserError
 
 TURNS = 5
@@ -110,7 +110,7 @@ class Muon:
         self.beta, self.decay = momentum, weight_decay
         by_shape: dict[tuple[int, ...], dict[str, Tensor]] = {}
         for name, p in params.items():
-            if isinstance(p, DTensor):
+            if sharded_tensor(p):
                 raise UserError("optim.rule = muon needs whole matrices: use loop.parallel ddp, or optim.rule adamw")
             shape = _pieces(p.detach(), parts_of(name, p)).shape[1:]
             by_shape.setdefault(tuple(shape), {})[name] = p

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from tsdfm.engine.muon import Muon, hidden_matrices
 from tsdfm.engine.settings import OptimSettings
+from tsdfm.engine.sharded import sharded_tensor
 from tsdfm.errors import UserError
 
 
@@ -100,4 +100,4 @@ class Optimiser:
 def total_norm(grads: Iterable[Tensor]) -> Tensor:
     """Euclidean norm of all gradients together, the whole one also where each process holds a shard."""
     norm = nn.utils.get_total_norm(list(grads))
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+    return norm.full_tensor() if sharded_tensor(norm) else norm

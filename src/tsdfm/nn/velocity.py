@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 
+from tsdfm.engine.sharded import sharded_module
 from tsdfm.errors import UserError
 from tsdfm.flow.jump import LeaveJump, jump_from
 from tsdfm.flow.logits import Meaning, meaning_of
@@ -133,7 +133,7 @@ def check_rows(spec: Any, rows: Any, owner: str, remedy: str = "use the tokens i
 
 def as_model(net: nn.Module, spec: VelocitySpec) -> Any:
     """(x_t, t, h) → logits for a network that may be wrapped (DDP, FSDP): a solver's or the ELBO's model."""
-    then = None if isinstance(net, FSDPModule) else quick_logits  # a copy of gathered weights would not stay true
+    then = None if sharded_module(net) else quick_logits  # a copy of gathered weights would not stay true
     mean = spec.meaning()
 
     def model(x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
