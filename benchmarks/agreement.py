@@ -32,7 +32,7 @@ def same_targets(name: str, learner: Learner, rows: list[HostBatch]) -> None:
             try:
                 for rollout.recorded in (recorded, None):
                     stats = rollout.stats(1)
-                    target = rollout(task.teacher.at(0), states, 1, stats)
+                    target = rollout.target(task.teacher.at(0), states, 1, stats)
                     counted = [stats.packed(task.world.device)] if stats is not None else []
                     found.append([*target.hidden, *counted] if target else [])
             finally:

@@ -52,6 +52,5 @@ def student_task(settings: Any, spec: Any, valid: Any = None, *, teacher: Any = 
         teacher=Average(),
         rollout=NavigatedChain(settings, spec, compass) if navigated else Chain(settings, spec),
         floor=FromTeacher(teacher, reverse) if settings.target == "teacher" else FromData(spec.flow_schedule()),
-        reverse=reverse,
     )
     return StudentTask(settings, spec, valid, parts, found.bound())

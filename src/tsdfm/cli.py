@@ -65,7 +65,7 @@ VERBS = {
         "tsdfm.methods.dfm:DFMSettings",
         "tsdfm.methods.dfm:METHOD.train",
         "short for train dfm: a discrete flow model on the tokens",
-        section="teacher",
+        section="dfm",
         epilog="tsdfm teacher --tokens runs/mine/tokens --out runs/mine/teacher --net.preset small --loop.steps 10000",
     ),
     "compass": Verb(

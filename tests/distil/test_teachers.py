@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,9 +17,11 @@ from training import student_settings
 from tsdfm.distil.run import train
 from tsdfm.distil.settings import StudentLoop, StudentOptim
 from tsdfm.distil.teachers import Average, Frozen, Rounds
+from tsdfm.engine.distributed import Processes
 from tsdfm.engine.task import Context
 from tsdfm.errors import UserError
 from tsdfm.methods.fs_dfm import FSDFM, FSDFMSettings
+from tsdfm.nn.velocity import Velocity
 from tsdfm.store.checkpoint import load_weights
 
 SPEC = spec_of()
@@ -43,16 +45,32 @@ class Here:
     """As much of a context as a teacher asks for."""
 
     ema: Any = None
+    world: Any = field(default_factory=Processes)
+
+
+def velocity_of(spec: Any) -> Velocity:
+    return Velocity(spec, stirred(spec, 3), spec.flow_source(), spec.flow_schedule())
 
 
 def test_average_and_frozen() -> None:
-    average, frozen, net = Average(), Frozen(stirred(SPEC, 3)), stirred(SPEC, 4)
+    average, frozen, net = Average(), Frozen(velocity_of(SPEC)), stirred(SPEC, 4)
     average.bind(Here(net), stirred(SPEC))  # type: ignore[arg-type]
     assert average.at(0) is average.at(10) is net
     assert frozen.at(0) is frozen.at(10) is frozen.net
     assert average.parts() == frozen.parts() == {}
     with pytest.raises(UserError, match="averaged"):
         average.bind(Context(ema=None, world=None), stirred(SPEC))  # type: ignore[arg-type]
+
+
+def test_a_frozen_teacher_is_told_what_it_knows() -> None:
+    """A network without step-size conditioning is called with h all the same; one of other logits is refused."""
+    plain = replace(SPEC, step_size=False)
+    velocity = velocity_of(plain)
+    x, t, h = torch.zeros(2, plain.length, dtype=torch.int64), torch.full((2,), 0.3), torch.full((2,), 0.5)
+    assert torch.equal(Frozen(velocity).at(0)(x, t, h), velocity.net(x, t))
+    assert torch.equal(Frozen(velocity).at(0).hidden(x, t, h), velocity.net.hidden(x, t))
+    with pytest.raises(UserError, match="logits are subs"):
+        Frozen(velocity_of(replace(plain, source="mask", logits="subs")))
 
 
 def test_rounds_copy_the_student_and_remember_when() -> None:

@@ -165,3 +165,46 @@ def test_remasking_samplers_write_with_it(trained: MDLMSettings, jump: str) -> N
     one = model.sample(n=1, steps=8, seed=1, prefix="Mia", jump=jump, first=2)
     if jump != "remdm-loop:0.2":
         assert torch.equal(one.tokens[0], made.tokens[2])  # text i depends on the seed and i
+
+
+def test_proposals_are_those_of_the_model(trained: MDLMSettings) -> None:
+    """Several jumps from one state, as a compass's negatives are made: with SUBS, what is revealed never moves."""
+    from tsdfm.compass.propose import propose
+
+    velocity = tsdfm.load(trained.out, "cpu").velocity
+    spec, rows = velocity.spec, 6
+    x = torch.randint(0, spec.vocab, (rows, spec.length), generator=torch.Generator().manual_seed(0))
+    x[:, 1::2] = spec.vocab
+    x[:, : spec.anchor] = 0
+    t, h = torch.full((rows,), 0.4, dtype=torch.float64), torch.full((rows,), 0.3, dtype=torch.float64)
+    u = RowNoise(0, torch.arange(rows)).uniform((rows, 2, spec.length, 2))
+    jump = velocity.jump("euler")
+    found = propose(velocity, x, t, h, u, jump)
+    logits = velocity(x, t.float(), h.float())
+    for n in range(2):
+        wanted = jump.move(x, logits, t, h, u[:, n])
+        wanted[:, : spec.anchor] = x[:, : spec.anchor]
+        assert torch.equal(found[:, n], wanted)
+    assert torch.equal(found[:, 0][x != spec.vocab], x[x != spec.vocab])
+
+
+def test_what_cannot_be_distilled_from_it(trained: MDLMSettings, tokens: Path, tmp_path: Path) -> None:
+    from tsdfm.methods.fs_dfm import METHOD as FS_DFM
+    from tsdfm.methods.fs_dfm import FSDFMSettings
+
+    with pytest.raises(UserError, match="fs-dfm cannot start from"):
+        FS_DFM.train(FSDFMSettings(tokens=tokens, init_from=trained.out, out=tmp_path / "no"))
+    assert not (tmp_path / "no").exists()
+
+
+def test_another_method_does_not_go_on_with_its_run(trained: MDLMSettings, tmp_path: Path) -> None:
+    """The settings alone would not tell them apart."""
+
+    class Other(type(METHOD)):  # type: ignore[misc]
+        name = "other"
+
+    out = tmp_path / "part"
+    shutil.copytree(trained.out, out)
+    shutil.rmtree(out / "checkpoints" / "step-00000060")
+    with pytest.raises(UserError, match="method was mdlm and is now other"):
+        Other().train(dataclasses.replace(trained, out=out, resume=True))

@@ -117,7 +117,7 @@ def test_by_name_and_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
     for name in ("remdm-cap", "remdm-conf"):
         with pytest.raises(UserError, match="mask source"):
             jump_for(name, spec("uniform"))
-    for wrong in ("remdm-cap:2", "remdm-cap:x", "euler:3", "remdm-conf:x"):
+    for wrong in ("remdm-cap:2", "remdm-cap:x", "euler:3", "remdm-conf:x", "remdm-conf:0.3"):
         with pytest.raises(UserError):
             jump_for(wrong, spec("mask"))
     assert method("remdm").trains is False

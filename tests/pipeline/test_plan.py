@@ -363,6 +363,8 @@ def test_a_single_command_takes_a_models_settings_without_the_other_models() -> 
     assert tiny.values_for("teacher")["loop"]["steps"] == 560
     assert read_recipe("mask_170m").values_for("teacher")["source"] == "mask"
     assert tiny.values_for("student")["loop"]["steps"] == 260
+    assert "policy" not in tiny.values_for("student")  # FS-DFM
+    assert tiny.values_for("ts-dfm")["policy"] == "sequence-to-token"  # by which `tsdfm student` knows the method
     found = tiny.values_for("ts-dfm")
     assert found["loop"]["steps"] == 115
     assert "init_from" not in found

@@ -27,7 +27,7 @@ from tsdfm.distil.stats import Stats
 from tsdfm.engine.sharded import sharded_module
 from tsdfm.engine.task import Context
 from tsdfm.flow import CumulativeJump, Noise
-from tsdfm.kernels.fused import Target, compute_dtype
+from tsdfm.kernels.fused import Divergence, Objective, Target, compute_dtype
 from tsdfm.kernels.head import Head, padded
 from tsdfm.nn.velocity import VelocitySpec
 
@@ -64,7 +64,7 @@ class Chain:
         self.recorded: RecordedTarget | None = None
         self.held: Tensor | None = None
 
-    def bind(self, context: Context, teacher: Teacher) -> None:
+    def bind(self, context: Context, teacher: Teacher, student: nn.Module) -> None:
         if self.spec.anchor:
             self.held = torch.arange(self.spec.length, device=context.world.device) < self.spec.anchor
         if self.settings.record and context.graphs is not None and self.may_record():
@@ -85,7 +85,14 @@ class Chain:
         """The midpoint policy at a step of the training."""
         return Blind(self.jump, self.held)
 
-    def __call__(self, teacher: nn.Module, states: States, step: int, stats: Stats | None) -> Target | None:
+    def __call__(
+        self, teacher: nn.Module, states: States, step: int, stats: Stats | None
+    ) -> tuple[Objective | None, Tensor | None]:
+        target = self.target(teacher, states, step, stats)
+        return None if target is None else Divergence(target, self.settings.divergence == "reverse"), None
+
+    def target(self, teacher: nn.Module, states: States, step: int, stats: Stats | None) -> Target | None:
+        """The distribution of the large steps' free positions, or None where there is no such row."""
         rows, policy = states.large, self.policy(step, stats)
         if rows == 0 and sharded_module(teacher) and states.most > 0:
             # other processes may have some, and every call of a sharded network is a joint one

@@ -60,7 +60,16 @@ def frozen_teacher(settings: StudentSettings, spec: VelocitySpec, world: Process
     path = teacher_path(settings)
     teacher = load_velocity(path, world.device, role="teacher")
     spec.match(teacher.spec, f"the teacher {path}")
+    plain_logits(teacher.spec, path)
     return FromTeacher(teacher, settings.divergence == "reverse")
+
+
+def plain_logits(spec: VelocitySpec, path: Path) -> None:
+    """Refuse a model whose answers are no logits of x_1 at every position: what it never learned would be distilled."""
+    if spec.logits != "plain":
+        raise UserError(
+            f"{path} answers at some positions only ({spec.method}, logits {spec.logits}): use a dfm teacher"
+        )
 
 
 def teacher_path(settings: StudentSettings) -> Path:

@@ -45,7 +45,7 @@ class NavigatedChain(Chain):
         self.compass = compass
         self.refresher: Refresher | None = None
 
-    def bind(self, context: Context, teacher: Teacher) -> None:
+    def bind(self, context: Context, teacher: Teacher, student: nn.Module) -> None:
         self.world: Processes = context.world
         if self.own.refresh.every:
             assert isinstance(self.compass, Compass)  # the settings see to it
@@ -57,7 +57,7 @@ class NavigatedChain(Chain):
             self.compass = replace(self.compass, net=quickened(self.compass.net, context.graphs))
             if self.refresher is not None:
                 self.refresher.compass = self.compass
-        super().bind(context, teacher)
+        super().bind(context, teacher, student)
 
     def may_record(self) -> bool:
         return self.refresher is None  # a refreshed compass is another in every step

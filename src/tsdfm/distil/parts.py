@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from tsdfm.distil.stats import Stats
 from tsdfm.engine.task import Context
 from tsdfm.flow import RowNoise
-from tsdfm.kernels.fused import Objective, Target
+from tsdfm.kernels.fused import Objective
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,9 @@ class Teacher(Protocol):
 class Rollout(Protocol):
     """The target of the large steps."""
 
-    def bind(self, context: Context, teacher: Teacher) -> None: ...
+    def bind(self, context: Context, teacher: Teacher, student: nn.Module) -> None:
+        """Take what the loop has made; `student` is the plain network that is trained."""
+        ...
 
     def begin(self, batch: Any, teacher: nn.Module, step: int) -> None:
         """Called once for every (micro-)batch before its targets are made."""
@@ -89,8 +91,13 @@ class Rollout(Protocol):
         """A collector for what a batch of this step measures (None: an evaluation's), or nothing to measure."""
         ...
 
-    def __call__(self, teacher: nn.Module, states: States, step: int, stats: Stats | None) -> Target | None:
-        """The target of the first `large` rows' free positions, or None where there is no such row."""
+    def __call__(
+        self, teacher: nn.Module, states: States, step: int, stats: Stats | None
+    ) -> tuple[Objective | None, Tensor | None]:
+        """An objective of the first `large` rows' free positions [N], or None where there is no such row.
+
+        Beside it the positions' weights [N], float64 (none: all alike), on which the mean over rows is taken.
+        """
         ...
 
     def measured(self, stats: Stats, rows: float, device: Any) -> Mapping[str, Tensor]:
@@ -110,10 +117,9 @@ class Floor(Protocol):
 
 @dataclass(frozen=True)
 class Parts:
-    """A distillation. `reverse`: KL(student ‖ target), else KL(target ‖ student)."""
+    """A distillation."""
 
     times: Times
     teacher: Teacher
     rollout: Rollout
     floor: Floor
-    reverse: bool = True

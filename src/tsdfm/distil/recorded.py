@@ -2,7 +2,7 @@
 
 A navigated target is some 600 small operations between a dozen passes of networks. All that the host decides about
 them is how many rows each midpoint looks at; with that, the target is recorded (`engine.graphs`) and replayed by one
-call. Its operations are the very ones of `targets.chain`, so its results are the same bits.
+call. Its operations are the very ones of `distil.chain`, so its results are the same bits.
 """
 
 from __future__ import annotations

@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from tsdfm.distil.parts import Floor, Parts, Rollout, Teacher, Times
 from tsdfm.distil.settings import StudentSettings
 from tsdfm.distil.start import start_from
 from tsdfm.distil.task import StudentTask
 from tsdfm.engine.distributed import Processes, join
 from tsdfm.engine.rows import train_rows
 from tsdfm.engine.task import Record
+from tsdfm.errors import UserError
 from tsdfm.flow import Bound
 from tsdfm.nn.ddit import DDiT
 from tsdfm.nn.velocity import VelocitySpec, check_rows, spec_in
@@ -39,13 +39,7 @@ class Distils(Protocol):
 
     def bound(self) -> Bound | None: ...
 
-    def times(self, settings: Any) -> Times: ...
-
-    def teacher(self, settings: Any, spec: VelocitySpec, world: Processes) -> Teacher: ...
-
-    def rollout(self, settings: Any, spec: VelocitySpec, world: Processes) -> Rollout: ...
-
-    def floor(self, settings: Any, spec: VelocitySpec, world: Processes) -> Floor: ...
+    def task(self, settings: Any, spec: VelocitySpec, valid: TokenRows | None, world: Processes) -> StudentTask: ...
 
     def inputs(self, settings: Any) -> dict[str, Path]: ...
 
@@ -57,7 +51,7 @@ def train(settings: StudentSettings, method: Distils) -> Path:
     spec = spec_for(settings, spec_in(origin.manifest, origin.place), method)
     check_rows(spec, rows, "init_from")
     with join(settings.loop.device) as world:
-        task = task_for(settings, spec, method, world, valid_rows(settings.tokens))
+        task = method.task(settings, spec, valid_rows(settings.tokens), world)
         return train_rows(
             task,
             rows,
@@ -69,20 +63,6 @@ def train(settings: StudentSettings, method: Distils) -> Path:
         )
 
 
-def task_for(
-    settings: StudentSettings, spec: VelocitySpec, method: Distils, world: Processes, valid: TokenRows | None
-) -> StudentTask:
-    """What the training loop is given."""
-    parts = Parts(
-        times=method.times(settings),
-        teacher=method.teacher(settings, spec, world),
-        rollout=method.rollout(settings, spec, world),
-        floor=method.floor(settings, spec, world),
-        reverse=settings.divergence == "reverse",
-    )
-    return StudentTask(settings, spec, valid, parts, method.bound())
-
-
 def start_of(settings: StudentSettings) -> FoundWeights:
     """What the student starts from: the averaged weights of a run, or a bundle's (its student's, or FOLDER/teacher)."""
     return find_weights(settings.init_from, settings.START, which="ema", choose="newest")
@@ -90,6 +70,12 @@ def start_of(settings: StudentSettings) -> FoundWeights:
 
 def spec_for(settings: StudentSettings, origin: VelocitySpec, method: Distils) -> VelocitySpec:
     """The network of what the student starts from, told what the method tells it."""
+    known = method.words()
+    if (origin.logits, origin.time) != (known["logits"], known["time"]):
+        raise UserError(
+            f"{method.name} cannot start from {settings.init_from}, which is of method {origin.method}: its network is "
+            "told, or answers, something else; start from a dfm or few-step model"
+        )
     dropout = origin.shape.dropout if settings.dropout is None else settings.dropout
     shape = replace(origin.shape, dropout=dropout, checkpoint=settings.checkpoint)
     return replace(origin, shape=shape, **method.words())
@@ -117,7 +103,7 @@ def record_for(settings: StudentSettings, spec: VelocitySpec, method: Distils) -
         parent=inputs["init_from"],
         extra={"model": spec.plain(), "bound": bound.label if bound else None},
         then=method.then(settings),
-        identity={"model": spec.identity(), **own, "inputs": known_inputs(settings, inputs)},
+        identity={"model": spec.identity(), "method": method.name, **own, "inputs": known_inputs(settings, inputs)},
     )
 
 

@@ -25,7 +25,7 @@ def start_from(student: DDiT, weights: dict[str, Tensor], *, step_size: bool, fi
     if set(weights) != (set(mine) if step_size else set(mine) - new):
         raise UserError(f"the network in {where} has other parts than a student of it: is it a teacher or a student?")
     student.load_state_dict(weights, strict=step_size)
-    if fit and not step_size:
+    if fit and student.step_size and not step_size:
         fit_step_size(student)
 
 

@@ -20,7 +20,7 @@ from tsdfm.distil.stats import Stats, readable
 from tsdfm.engine.rows import held_out_parts
 from tsdfm.engine.task import Context
 from tsdfm.flow import Bound, RowNoise, bits_per_character, interpolate
-from tsdfm.kernels.fused import Divergence, Target, fused_loss
+from tsdfm.kernels.fused import Objective, fused_loss
 from tsdfm.nn.velocity import VelocitySpec, as_model
 from tsdfm.tokens.loader import Batch, HostBatch
 from tsdfm.tokens.rows import TokenRows
@@ -40,14 +40,9 @@ class StudentTask:
         made_of: Parts,
         bound: Bound | None,
     ) -> None:
-        self.settings, self.spec, self.valid = settings, spec, valid
-        self.times, self.teacher, self.rollout, self.floor = (
-            made_of.times,
-            made_of.teacher,
-            made_of.rollout,
-            made_of.floor,
-        )
-        self.reverse, self.bound = made_of.reverse, bound
+        self.settings, self.spec, self.valid, self.bound = settings, spec, valid, bound
+        self.times, self.teacher = made_of.times, made_of.teacher
+        self.rollout, self.floor = made_of.rollout, made_of.floor
         self.source, self.schedule = spec.flow_source(), spec.flow_schedule()
         self.seed = settings.loop.seed
         torch.manual_seed(self.seed)  # fresh weights; nothing else uses torch's own generator here
@@ -56,7 +51,7 @@ class StudentTask:
     def bind(self, context: Context) -> None:
         self.world = context.world
         self.teacher.bind(context, self.model)
-        self.rollout.bind(context, self.teacher)
+        self.rollout.bind(context, self.teacher, self.model)
 
     def states(
         self, x_1: Tensor, rows: Tensor, numbers: Tensor, large: Tensor, step: int = 0, stream: int = 0
@@ -79,16 +74,20 @@ class StudentTask:
         numbers = batch.numbers if isinstance(batch, HostBatch) else batch.rows.cpu()
         found = self.states(batch.tokens, batch.rows, numbers, self.times.large(numbers, step), step)
         stats = self.rollout.stats(step)
-        target = self.rollout(teacher, found, step, stats)
-        large, small = self.losses(model, found, target)
+        large, small = self.losses(model, found, *self.rollout(teacher, found, step, stats))
         share = self.times.share
         extras = {"kl": large.detach() / max(share, 1e-300), "small": small.detach() / max(1 - share, 1e-300)}
         if stats is not None:
             extras |= self.rollout.measured(stats, len(batch.rows) * share, large.device)
         return large + small, extras
 
-    def losses(self, model: nn.Module, found: States, target: Target | None) -> tuple[Tensor, Tensor]:
-        """The large and the small steps' part of the mean loss over rows, in one forward of the student."""
+    def losses(
+        self, model: nn.Module, found: States, goal: Objective | None, each: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The large and the small steps' part of the mean loss over rows, in one forward of the student.
+
+        `goal` is what the rows with a large step learn at their positions, with weights `each` [N] (none: all alike).
+        """
         rows, free = len(found.x_t), found.x_t.shape[1] - self.spec.anchor
         x_1, x_t = (x[found.large :, self.spec.anchor :].flatten() for x in (found.x_1, found.x_t))
         small, weight = self.floor(found, x_1, x_t)
@@ -96,11 +95,13 @@ class StudentTask:
         even[found.large :] *= weight
         even, t, h = send([even, found.t, found.h], x_1)
         scale = even[:, None].expand(-1, free).flatten()
+        if each is not None:
+            scale = torch.cat([scale[: found.large * free] * each, scale[found.large * free :]])
 
         def then(hidden: Tensor, head: nn.Linear) -> tuple[Tensor, Tensor]:
             hidden = hidden[:, self.spec.anchor :].flatten(0, 1)
             cut = found.large * free
-            parts = ((target and Divergence(target, self.reverse), slice(0, cut)), (small, slice(cut, None)))
+            parts = ((goal, slice(0, cut)), (small, slice(cut, None)))
             kept = [
                 fused_loss(hidden[part], head, objective, scale[part]) if objective else hidden.sum() * 0.0
                 for objective, part in parts
@@ -156,5 +157,5 @@ class StudentTask:
         if self.times.share > 0:
             every = torch.ones(len(indices), dtype=torch.bool)
             found = self.states(x_1, numbers.to(device), numbers, every, step, EVAL_STREAM)
-            kl, _ = self.losses(model, found, self.rollout(self.teacher.at(step), found, step, stats))
+            kl, _ = self.losses(model, found, *self.rollout(self.teacher.at(step), found, step, stats))
         return torch.stack([bound, kl.double() * len(indices)])

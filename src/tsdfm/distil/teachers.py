@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from tsdfm.engine.task import Context
 from tsdfm.errors import UserError
+from tsdfm.nn.velocity import Velocity
 
 
 @dataclass
@@ -31,11 +34,36 @@ class Average:
         return {}  # the loop saves its average itself
 
 
+class Told(nn.Module):
+    """A model's network, called with t and h whether it is told them or not; its answers must be logits of x_1."""
+
+    def __init__(self, velocity: Velocity) -> None:
+        super().__init__()
+        self.net, self.spec = velocity.net, velocity.spec
+        if self.spec.logits != "plain":
+            raise UserError(f"a teacher whose logits are {self.spec.logits} cannot be rolled out: use a plain one")
+
+    @property
+    def head(self) -> nn.Linear:
+        return self.net.head
+
+    def hidden(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
+        """The final hidden state [B, L, D]."""
+        return self.net.hidden(x_t, *self.spec.told(t, h))
+
+    def forward(self, x_t: Tensor, t: Tensor, h: Tensor, then: Any = None) -> Any:
+        """As the network's own."""
+        return self.net(x_t, *self.spec.told(t, h), then=then)
+
+
 @dataclass
 class Frozen:
-    """A model that stays as it is."""
+    """A model that stays as it is. The method names its path in `inputs`, so that a resumed run is held to its hash."""
 
-    net: nn.Module
+    velocity: Velocity
+
+    def __post_init__(self) -> None:
+        self.net = Told(self.velocity)
 
     def bind(self, context: Context, student: nn.Module) -> None: ...
 
@@ -43,7 +71,7 @@ class Frozen:
         return self.net
 
     def parts(self) -> Mapping[str, Mapping[str, Tensor]]:
-        return {}  # it is an input of the run, which is held to its hash
+        return {}
 
 
 @dataclass
@@ -57,22 +85,27 @@ class Rounds:
     net: nn.Module = field(init=False)
     student: nn.Module = field(init=False)
     round: Tensor = field(init=False)
+    seen: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         if self.every < 1:
             raise UserError(f"a round takes at least 1 step, not {self.every}")
 
     def bind(self, context: Context, student: nn.Module) -> None:
+        if isinstance(student, FSDPModule):
+            raise UserError("a teacher renewed in rounds works with one process or ddp, not with fsdp")
         self.student = student
         self.net = copy.deepcopy(student).eval().requires_grad_(False)
-        self.round = torch.zeros(1, dtype=torch.int64)
+        self.round = torch.zeros(1, dtype=torch.int64, device=context.world.device)
 
     @torch.no_grad()
     def at(self, step: int) -> nn.Module:
         now = step // self.every
-        if now != int(self.round):
-            self.net.load_state_dict(self.student.state_dict())
-            self.round.fill_(now)
+        if step % self.every == 0 or not self.seen:  # else the device need not be asked
+            self.seen = True
+            if now != int(self.round):
+                self.net.load_state_dict(self.student.state_dict())
+                self.round.fill_(now)
         return self.net
 
     def parts(self) -> Mapping[str, Mapping[str, Tensor]]:

@@ -71,6 +71,7 @@ def fit(
     run.again = "the same command" if resume else "the same command with --resume"
     run.then = record.then
     run.usual = defaults(type(record.settings)) if is_dataclass(record.settings) else {}
+    run.usual |= {name: record.identity[name] for name in ("method",) if name in record.identity}  # a later word
     if start:
         run.restore(store.at(start))
     return run.train(feed)

@@ -61,7 +61,7 @@ def elbo_rows(
 
 @dataclass(frozen=True)
 class Bound:
-    """A bound of −log p(text) with the name it has in tables: bounds of different processes are not comparable.
+    """A bound of −log p(text) and what a manifest calls it: bounds of different processes are not comparable.
 
     `rows(model, x_1, schedule, source, times, noise, h=…, given=…)` gives nats per token [B], as `elbo_rows` does.
     """

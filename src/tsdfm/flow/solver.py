@@ -145,7 +145,7 @@ def solve(
     shaper = _Shaper(x_0.device, temperature, top_p, _checked(bias, jump.source.vocab, x_0.device))
     sets = None if limits is None else limits.spread(x_0, jump.source.vocab)
     shaper.allowed = None if limits is None else limits.allowed.to(x_0.device)
-    sparing = None if on_step is not None else _sparing(model, jump)
+    sparing = None if on_step is not None or isinstance(jump, Remembers) else _sparing(model, jump)
     x, rows, nfe = clamp(x_0), x_0.shape[0], 0
     jump = jump.begin(x) if isinstance(jump, Remembers) else jump
     for index, (start, end) in enumerate(pairwise(points)):

@@ -5,7 +5,8 @@
     jump_for("remdm-cap:0.1", spec)         # a jump that a method brings, with its dial
 
 A file holds one `METHOD`. Here nothing heavy is imported, nor at the top of a method's file: settings, names and help
-answer at once, and torch is loaded by what is called. No room but this one knows a method's name.
+answer at once, and torch is loaded by what is called. Other rooms ask a method what it is; none branches on its name.
+A file whose name begins with _ is shared by methods and is none itself.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from tsdfm.settings import nearest
 
 if TYPE_CHECKING:
     from tsdfm.distil.parts import Floor, Rollout, Teacher, Times
+    from tsdfm.distil.task import StudentTask
     from tsdfm.engine.distributed import Processes
     from tsdfm.flow import Bound, Jump
     from tsdfm.nn.velocity import VelocitySpec
@@ -42,7 +44,7 @@ class Method:
     label: ClassVar[str] = ""
     """What its runs are called in samples and tables, unless their settings say otherwise; empty is `name`."""
     title: ClassVar[str]
-    """What tables call it."""
+    """Its name in the literature."""
     help: ClassVar[str]
     """One line for the list of methods."""
     trains: ClassVar[bool] = True
@@ -153,6 +155,19 @@ class StudentMethod(Method):
         teacher = frozen_teacher(settings, spec, world)
         return FromData(spec.flow_schedule()) if teacher is None else teacher
 
+    def task(self, settings: Any, spec: VelocitySpec, valid: TokenRows | None, world: Processes) -> StudentTask:
+        """What the training loop is given."""
+        from tsdfm.distil.parts import Parts
+        from tsdfm.distil.task import StudentTask
+
+        parts = Parts(
+            times=self.times(settings),
+            teacher=self.teacher(settings, spec, world),
+            rollout=self.rollout(settings, spec, world),
+            floor=self.floor(settings, spec, world),
+        )
+        return StudentTask(settings, spec, valid, parts, self.bound())
+
     def inputs(self, settings: Any) -> dict[str, Path]:
         """The models its training reads besides the one it starts from."""
         from tsdfm.distil.floor import teacher_path
@@ -170,7 +185,8 @@ class StudentMethod(Method):
 
 def files() -> list[str]:
     """The methods there are, ways to sample among them, without loading them."""
-    return sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(__path__))
+    found = (module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+    return sorted(name.replace("_", "-") for name in found)
 
 
 def names() -> list[str]:

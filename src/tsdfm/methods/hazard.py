@@ -31,7 +31,7 @@ class HazardJump:
     """`inner` says how likely a position leaves; `left` holds θ + m and S of each, [2, B, L], after the first step."""
 
     inner: LeaveJump
-    left: list[Tensor] = field(default_factory=list, repr=False, compare=False)
+    left: list[Tensor] = field(default_factory=list, repr=False, compare=False, kw_only=True)
     final_pass: ClassVar[bool] = False
 
     @property

@@ -115,7 +115,7 @@ class ConfidenceReMDM:
 
     schedule: Schedule
     source: Source
-    written: Tensor | None = field(default=None, repr=False)
+    written: Tensor | None = field(default=None, repr=False, kw_only=True)
     final_pass: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

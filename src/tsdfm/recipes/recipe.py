@@ -36,7 +36,7 @@ from typing import Any
 from tsdfm.errors import UserError
 from tsdfm.methods import student_method
 from tsdfm.recipes.trainers import COMPASS, kind, settings_known, student_settings, trainer
-from tsdfm.settings import convert, load_toml, merge, nearest, path_from
+from tsdfm.settings import convert, defaults, load_toml, merge, nearest, path_from
 
 FOLDER = Path(__file__).parent
 SOURCES = ("uniform", "mask")
@@ -201,7 +201,9 @@ class Recipe:
         for entry in sorted(self.models, key=lambda entry: entry.name != word):
             if word in (entry.name, entry.method, entry.kind):
                 source = {"source": entry.source} if "source" in settings_known(entry.method) else {}
-                return {n: v for n, v in entry.values.items() if not (isinstance(v, str) and v in self.names)} | source
+                found = {n: v for n, v in entry.values.items() if not (isinstance(v, str) and v in self.names)} | source
+                usual = defaults(trainer(entry.method).settings)
+                return {"policy": usual["policy"], **found} if "policy" in usual else found  # tells students apart
         raise UserError(f"the recipe has no {word} whose settings could be taken{nearest(word, [*self.names])}")
 
     def _own(self, name: str, source: str | None = None) -> Plain:

@@ -1,4 +1,4 @@
-"""DFM pre-training: the teacher every later stage starts from."""
+"""Training of many-step models from text: the teachers that later stages start from."""
 
 from tsdfm.teacher.settings import TeacherSettings
 

@@ -82,6 +82,7 @@ def record_for(settings: TeacherSettings, spec: VelocitySpec, method: ManyStep) 
         then=method.then(settings),
         identity={
             "model": spec.identity(),
+            "method": method.name,
             **{name: value for name, value in to_dict(settings).items() if name not in FREE},
         },
     )

@@ -35,8 +35,11 @@ class TextLoss(Protocol):
         """The mean over positions, from logits [B, L, V], by autograd."""
         ...
 
-    def fused(self, x_1: Tensor, x_t: Tensor, t: Tensor) -> tuple[Objective, Tensor]:
-        """The same for kernels: an objective of the B·L positions, and their weights, [B, 1] or [B, L]."""
+    def fused(self, x_1: Tensor, x_t: Tensor, t: Tensor) -> tuple[Objective, Tensor] | None:
+        """The same for kernels: an objective of the B·L positions, and their weights, [B, 1] or [B, L].
+
+        None: there is none, and whole logits are made.
+        """
         ...
 
 
@@ -67,21 +70,21 @@ class TeacherTask:
         x_0 = self.source.draw(x_1.shape, noise, x_1.device)
         x_t = interpolate(x_0, x_1, t, self.schedule, noise)
         x_t[:, : self.spec.anchor] = x_1[:, : self.spec.anchor]
-        if kernels.on(x_1, "rows"):
-            return self._fused(model, x_1, x_t, t), {}
-        logits = model(x_t, self._told(t))
         free = slice(self.spec.anchor, None)
+        fused = self.objective.fused(x_1[:, free], x_t[:, free], t) if kernels.on(x_1, "rows") else None
+        if fused is not None:
+            return self._fused(model, x_t, t, *fused), {}
+        logits = model(x_t, self._told(t))
         return self.objective.plain(logits[:, free], x_1[:, free], x_t[:, free], t), {}
 
     def _told(self, t: Tensor) -> Tensor:
         return self.spec.told(t.float(), t)[0]
 
-    def _fused(self, model: nn.Module, x_1: Tensor, x_t: Tensor, t: Tensor) -> Tensor:
+    def _fused(self, model: nn.Module, x_t: Tensor, t: Tensor, objective: Objective, weight: Tensor) -> Tensor:
         """The same loss without ever making the logits of the whole batch: by kernels, where they run."""
         anchor = self.spec.anchor
-        free = x_1.shape[1] - anchor
-        objective, weight = self.objective.fused(x_1[:, anchor:], x_t[:, anchor:], t)
-        each = (weight * (1.0 / (len(x_1) * free))).expand(-1, free).flatten()
+        free = x_t.shape[1] - anchor
+        each = (weight * (1.0 / (len(x_t) * free))).expand(-1, free).flatten()
 
         def then(hidden: Tensor, head: nn.Linear) -> Tensor:
             return fused_loss(hidden[:, anchor:].flatten(0, 1), head, objective, each)

@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from tsdfm.engine.precision import autocast
+from tsdfm.errors import UserError
 from tsdfm.flow import RowNoise
 from tsdfm.flow.draw import shape_logits
+from tsdfm.flow.jump import Remembers
 from tsdfm.report.cells import written
 from tsdfm.report.desk import Desk
 from tsdfm.report.metrics.diversity import position_difference, self_bleu, token_agreement
@@ -104,6 +106,10 @@ def walk(
 ) -> Tensor:
     """States x [B, L] taken from `start` to `end` in equal steps, which the sampler does not do; the anchor stays."""
     anchor, jump = x[:, : made.velocity.spec.anchor].clone(), made.jump(asked.jump)
+    if jump.final_pass or isinstance(jump, Remembers):
+        raise UserError(
+            f"a text cannot be taken up in its middle by jump {asked.jump}: use one that decides step by step"
+        )
     points = [*(start + (end - start) * k / steps for k in range(steps)), end]
     with autocast(made.bf16, made.velocity.device):
         for here, there in pairwise(points):
