@@ -56,11 +56,16 @@ def test_readme_names_every_room() -> None:
     assert {path.stem for path in here if path.suffix == ".py"} == {*shared.split(", "), "cli"}
 
 
-def test_results_are_at_most_ten_questions_whose_tables_name_their_origin() -> None:
+def test_results_say_once_where_figures_come_from_and_are_few_short_questions() -> None:
     text = (DOCS / "results.md").read_text(encoding="utf-8")
-    questions = re.split(r"^## (?=\d)", text, flags=re.MULTILINE)[1:]
-    assert 1 <= len(questions) <= 10
+    assert len(re.sub(r"\||---", " ", text).split()) <= 1_100
+    top, *questions = re.split(r"^## (?=\d)", text, flags=re.MULTILINE)
+    for word in ("`tsdfm report", "commit [", "H200", "seed", "512 texts", "95 % intervals", "Exceptions:"):
+        assert word in top, word
+    assert 1 <= len(questions) <= 6
     for question in questions:
-        origin = question[question.rindex("\n|") :] if "\n|" in question else ""
-        for word in ("`tsdfm report", "commit [", "H200", "seed", "512 texts", "Limits:"):
-            assert word in origin, (question.splitlines()[0], word)
+        title, _, body = question.partition("\n\n")
+        assert body.startswith("**"), (title, "the answer comes first, in bold")
+        assert 3 <= sum(line.startswith("|") for line in body.splitlines()) <= 2 + 5, (title, "one small table")
+        limits = body[body.rindex("\n|") :].partition("Limits:")[2]
+        assert "](runs/" in limits, (title, "limits, and where the rest is")
