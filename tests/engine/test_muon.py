@@ -102,7 +102,7 @@ def test_a_network_without_blocks_is_refused() -> None:
 
 def test_matrices_in_pieces_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """As FSDP's are; every parameter stands in for such a piece here."""
-    monkeypatch.setattr(muon, "DTensor", nn.Parameter)
+    monkeypatch.setattr(muon, "sharded_tensor", lambda p: isinstance(p, nn.Parameter))
     with pytest.raises(UserError, match="ddp"):
         Optimiser(Net(), OptimSettings(rule="muon"))
 

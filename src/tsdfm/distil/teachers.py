@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 
+from tsdfm.engine.sharded import sharded_module
 from tsdfm.engine.task import Context
 from tsdfm.errors import UserError
 from tsdfm.nn.velocity import Velocity
@@ -92,7 +92,7 @@ class Rounds:
             raise UserError(f"a round takes at least 1 step, not {self.every}")
 
     def bind(self, context: Context, student: nn.Module) -> None:
-        if isinstance(student, FSDPModule):
+        if sharded_module(student):
             raise UserError("a teacher renewed in rounds works with one process or ddp, not with fsdp")
         self.student = student
         self.net = copy.deepcopy(student).eval().requires_grad_(False)
