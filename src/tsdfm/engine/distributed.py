@@ -218,10 +218,9 @@ def gradients(model: nn.Module, *, last: bool) -> Iterator[None]:
 
 def release(model: nn.Module) -> None:
     """Free what FSDP gathered for a forward that no backward follows (an evaluation)."""
-    if sharded_module(model):
-        for module in model.modules():
-            if sharded_module(module):
-                module.reshard()
+    for module in model.modules():
+        if sharded_module(module):
+            module.reshard()
 
 
 class Agreement:
