@@ -139,7 +139,7 @@ class World:
         groups = (self.women, self.men, self.objects, plurals, self.colours, self.places)
         return [w for group in (*groups, NUMBERS[1 : self.most + 1], MEETS, MOODS, FIXED.split()) for w in group]
 
-    @property
+    @functools.cached_property
     def fingerprint(self) -> str:
         """A hash of what the world writes: its words, and a hundred stories with their likelihood."""
         told = [self.draw(random.Random(f"fingerprint {n}")) for n in range(100)]
