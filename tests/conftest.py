@@ -29,6 +29,12 @@ with contextlib.suppress(ImportError):  # tests that draw no examples also run w
     settings.load_profile("repeat")  # `make fuzz` asks for the other one
 
 
+LONG = (  # folders whose tests take more than ten seconds together, the longest first
+    *("distil", "cli", "kernels", "examples", "samples", "exact", "report", "engine", "distributed", "pipeline"),
+    *("package", "tokens", "compass", "store"),
+)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     """What draws without a seed of its own draws the same numbers, whichever tests ran before."""
@@ -41,13 +47,24 @@ def pytest_runtest_setup() -> None:
         quicken()
 
 
+def folder_of(nodeid: str) -> str:
+    return nodeid.partition("::")[0].rpartition("/")[0]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The folders that take long come first, so that no worker is left with one of them in the end."""
+    place = {f"tests/{name}": number for number, name in enumerate(LONG)}
+    items.sort(key=lambda item: place.get(folder_of(item.nodeid), len(place)))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Workers take whole folders: the runs that the tests of a folder share are trained once."""
+    """Workers take whole folders, in their order: the runs that the tests of a folder share are trained once."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFolder(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return nodeid.partition("::")[0].rpartition("/")[0]
+            return folder_of(nodeid)
 
+    config.option.loadscopereorder = False  # by the number of their tests
     return ByFolder(config, log)
