@@ -35,7 +35,7 @@ from tsdfm.distil.navigate import (
 from tsdfm.distil.settings import NavigateSettings
 from tsdfm.distil.stats import Stats
 from tsdfm.errors import UserError
-from tsdfm.flow import LeaveJump, Noise, RowNoise, Schedule, Source, uniform
+from tsdfm.flow import Jump, LeaveJump, Noise, RowNoise, Schedule, Source, uniform
 
 STREAM = 1 << 20  # navigation's own streams lie this far from those of the jumps
 CANDIDATES, PICK, REFINE, USES = 0, 1, 2, 3  # what one call draws numbers for
@@ -47,20 +47,9 @@ class Energy(Protocol):
     def energy(self, tokens: Tensor) -> Tensor: ...
 
 
-class Policy(Protocol):
+class Policy(Jump, Protocol):
     """A jump that keeps held positions and may look before it moves. t and h may lie on the host: then which rows are
     navigated is known without waiting for a device."""
-
-    @property
-    def schedule(self) -> Schedule: ...
-
-    @property
-    def source(self) -> Source: ...
-
-    @property
-    def final_pass(self) -> bool: ...
-
-    def __call__(self, x_t: Tensor, logits: Tensor, t: Tensor, h: Tensor, noise: Noise) -> Tensor: ...
 
     def above(self, t: Tensor) -> Tensor: ...
 
