@@ -148,7 +148,8 @@ def test_a_stream_is_json_lines_where_there_is_no_terminal(run: Path, capsys: py
         assert said in capsys.readouterr().err
 
 
-def test_a_stream_in_place_on_a_terminal() -> None:
+def test_a_stream_in_place_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")  # a dumb one gets JSON lines
     out = io.StringIO()
     screen = Screen(Console(file=out, force_terminal=True, width=60))
     made = tiny_model(source="mask").sample(n=2, steps=2, prefix="Mia", on_pass=screen)
