@@ -11,6 +11,7 @@ import os
 import runpy
 import sys
 import tempfile
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ class Child:
     def __init__(self, function: Callable[..., Any], *args: Any) -> None:
         with tempfile.NamedTemporaryFile(delete=False) as said:
             self._said = Path(said.name)
+        weakref.finalize(self, self._said.unlink, missing_ok=True)
         self._process = SERVER.Process(target=_speak_into, args=(str(self._said), function, *args))
         self._process.start()
 
