@@ -16,6 +16,9 @@ from tsdfm.cli import share_cores
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["TERM"] = "xterm"  # what a terminal shows depends on it, and on the next four
+for name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR"):
+    os.environ.pop(name, None)
 share_cores()
 sys.path.insert(0, str(Path(__file__).parent))  # `training`, which the tests of several rooms use
 if not Path("/dev/nvidiactl").exists():
