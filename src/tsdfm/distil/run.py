@@ -33,7 +33,7 @@ class Distils(Protocol):
     name: ClassVar[str]
     label: ClassVar[str]
 
-    def words(self) -> dict[str, Any]: ...
+    def words(self, settings: Any = None) -> dict[str, Any]: ...
 
     def then(self, settings: Any) -> tuple[str | Path, ...]: ...
 
@@ -70,7 +70,7 @@ def start_of(settings: StudentSettings) -> FoundWeights:
 
 def spec_for(settings: StudentSettings, origin: VelocitySpec, method: Distils) -> VelocitySpec:
     """The network of what the student starts from, told what the method tells it."""
-    known = method.words()
+    known = method.words(settings)
     if any(getattr(origin, name) != known[name] for name in ("logits", "time", "clock")):
         raise UserError(
             f"{method.name} cannot start from {settings.init_from}, which is of method {origin.method}: its network is "
@@ -78,7 +78,7 @@ def spec_for(settings: StudentSettings, origin: VelocitySpec, method: Distils) -
         )
     dropout = origin.shape.dropout if settings.dropout is None else settings.dropout
     shape = replace(origin.shape, dropout=dropout, checkpoint=settings.checkpoint)
-    return replace(origin, shape=shape, **method.words())
+    return replace(origin, shape=shape, **known)
 
 
 def begin(task: StudentTask, settings: StudentSettings, origin: FoundWeights) -> None:
