@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,15 @@ from tsdfm.distil.stats import Stats
 from tsdfm.engine.distributed import pick_device
 from tsdfm.engine.precision import autocast, use_bf16
 from tsdfm.errors import UserError
-from tsdfm.flow import Jump, RowNoise, Solution, Step, check_grid, grid, reads_of, solve
+from tsdfm.flow import Jump, Step, check_grid, grid, reads_of, solve
 from tsdfm.methods import bound_of
 from tsdfm.nn.velocity import Velocity, load_velocity, run_folder
-from tsdfm.samples.given import Given, read_asked, several
+from tsdfm.samples.given import read_asked, several
 from tsdfm.samples.guide import Guide
 from tsdfm.samples.lengths import TIMES, likeliest
 from tsdfm.samples.quick import Pass, Quick, by_logits, fitting, free_bytes, row_bytes
 from tsdfm.samples.trajectory import Recorder, Row, Trajectory, pieces_of
+from tsdfm.samples.windows import Page, windows_of, writing
 from tsdfm.store.bundle import find_member
 from tsdfm.store.manifest import read_manifest
 from tsdfm.tokens.tokenizer import Tokenizer, load_tokenizer
@@ -116,6 +118,8 @@ class TextModel:
         times: tuple[float, ...] | None = None,
         batch: int | None = None,
         first: int = 0,
+        length: int | None = None,
+        stride: int | None = None,
         trajectory: bool = False,
         on_batch: Callable[[int, int], None] | None = None,
         on_pass: Callable[[Moment], None] | None = None,
@@ -129,6 +133,9 @@ class TextModel:
         `"Mia has {2} balls."`: `{2}` is two tokens long, and of `{1-4}` the model chooses the length, for some passes
         more, which `nfe` counts (`samples.lengths`). Any of them may be a list: then `n` texts are written for each, in
         order, and text j of the p-th has the number p·n + j.
+
+        `length` asks for texts of more tokens than the model has, its anchor counted: they are written in windows that
+        move on by `stride` tokens (none: half of the model's) and each take `steps` passes (`samples.windows`).
 
         The random numbers of text i depend on the seed and on i alone; `first` numbers the first text, so that a long
         list can be made in parts. In batches of another size floating-point products round differently, and a draw on
@@ -147,7 +154,12 @@ class TextModel:
             raise UserError("prompts is another word for prefix: give one of the two")
         prefixes, infills = several(prompts if prefix is None else prefix, "prefixes"), several(infill, "templates")
         spec = self.velocity.spec
-        asked = read_asked(self.tokenizer, spec.length, spec.anchor, n, first, prefixes=prefixes, infills=infills)
+        windows = windows_of(spec, length, stride)
+        long = spec.length if length is None else length
+        asked = read_asked(self.tokenizer, long, spec.anchor, n, first, prefixes=prefixes, infills=infills)
+        if long > spec.length and (compass is not None or asked.texts < len(asked.numbers)):
+            what = "a compass scores" if compass is not None else "gaps of several lengths are chosen among"
+            raise UserError(f"{what} texts of the model's {spec.length} tokens: leave out one of the two")
         if on_pass is not None and asked.texts < len(asked.numbers):
             raise UserError("texts with a gap of several lengths are chosen at the end: to watch them, give one length")
         bound = bound_of(spec)
@@ -156,28 +168,32 @@ class TextModel:
         count = len(asked.numbers)
         size, rows, parts = self._rows(count, batch, trajectory, guide), list[Row](), list[Tensor]()
         plain, stats = self.jump(jump), None if guide is None else Stats(guide.settings.k)
-        scorer = compass or (guide.compass if guide else None)
-        model = self.passes.model(size, (len(points) - 1) * -(-count // size), reads_of(plain))
+        scorer = compass or (guide.compass if guide and long == spec.length else None)
+        windows = writing(windows, asked.given)
+        passes = (len(points) - 1 + plain.final_pass) * len(windows)
+        model = self.passes.model(size, passes * -(-count // size), reads_of(plain))
         begin = time.perf_counter()
         for start in range(0, count, size):
             numbers = asked.numbers[start : start + size].to(self.velocity.device)
             given = asked.rows(slice(start, start + size), self.velocity.device)
-            taken = guide.around(plain, given.held if given else None, stats) if guide and stats else plain
+            page = Page.begin(windows, long, self.velocity.source, numbers, seed, given)
+            jumps = partial(guide.around, plain, stats=stats) if guide and stats else lambda held: plain
             recorder = Recorder(scorer.energy if scorer else None) if trajectory else None
-            told = self._told(on_pass, numbers, len(points) - 1 + taken.final_pass)
-            made = self._solve(model, numbers, points, seed, given, temperature, top_p, bias, taken, recorder, told)
-            parts.append(made.tokens.cpu())
+            told = self._told(on_pass, numbers, passes)
+            shaped = {"temperature": temperature, "top_p": top_p, "bias": bias}
+            nfe = self._write(model, page, points, jumps, recorder, told, shaped)
+            parts.append(page.state.cpu())
             rows += recorder.rows(given.held.cpu() if given else None) if recorder else []
             if on_batch is not None:
                 on_batch(min(count, start + size), count)
-        tokens, nfe = torch.cat(parts), made.nfe
+        tokens, made = torch.cat(parts), nfe
         if asked.texts < count and bound is not None:  # gaps of several lengths
             with autocast(self.bf16, self.velocity.device):
                 kept = likeliest(self.velocity, bound, asked, tokens, seed, points[1], size)
             tokens, rows = tokens[kept], [rows[row] for row in kept] if rows else []
             nfe = -(-count * (nfe + TIMES) // asked.texts)
         seconds = time.perf_counter() - begin
-        way = self._trajectory(rows, len(points) - 1, made.nfe, seed, guide, scorer) if trajectory else None
+        way = self._trajectory(rows, made, seed, guide, scorer) if trajectory else None
         return Samples(
             texts=self.texts(tokens),
             tokens=tokens,
@@ -207,39 +223,36 @@ class TextModel:
         fits = self.batch_size(whole=trajectory or guide is not None, states=guide.settings.k if guide else 1)
         return -(-n // -(-n // fits))
 
-    def _solve(
+    def _write(
         self,
         model: Pass,
-        numbers: Tensor,
+        page: Page,
         points: tuple[float, ...],
-        seed: int,
-        given: Given | None,
-        temperature: float,
-        top_p: float,
-        bias: Tensor | None,
-        jump: Jump,
+        jumps: Callable[[Tensor | None], Jump],
         on_step: Callable[[Step], None] | None,
         on_state: Callable[[int, float, Tensor], None] | None,
-    ) -> Solution:
-        device, spec = self.velocity.device, self.velocity.spec
-        noise = RowNoise(seed, numbers)
-        x_0 = self.velocity.source.draw((len(numbers), spec.length), noise, device)
-        with autocast(self.bf16, device):
-            return solve(
-                model,
-                x_0,
-                points,
-                jump,
-                noise,
-                given=given.held if given else None,
-                given_tokens=given.tokens if given else None,
-                temperature=temperature,
-                top_p=top_p,
-                bias=bias,
-                limits=given.limits(self.tokenizer) if given else None,
-                on_step=on_step,
-                on_state=on_state,
-            )
+        shaped: Mapping[str, Any],
+    ) -> int:
+        """Write the texts of a page, window by window, and return the passes of each. `jumps` are of what is held."""
+        nfe = 0
+        for index, (window, noise) in enumerate(zip(page.windows, page.noises, strict=True)):
+            known = window.known(page.state, page.given)
+            with autocast(self.bf16, self.velocity.device):
+                made = solve(
+                    model,
+                    page.state[:, window.columns],
+                    points,
+                    jumps(known.held if known else None),
+                    noise,
+                    given=known.held if known else None,
+                    given_tokens=known.tokens if known else None,
+                    limits=known.limits(self.tokenizer) if known else None,
+                    on_step=None if on_step is None else page.steps(index, on_step),
+                    on_state=None if on_state is None else page.states(index, on_state, nfe),
+                    **shaped,
+                )
+            page.state, nfe = page.whole(window, made.tokens), nfe + made.nfe
+        return nfe
 
     def _told(
         self, on_pass: Callable[[Moment], None] | None, numbers: Tensor, of: int
@@ -285,12 +298,12 @@ class TextModel:
         return self.tokenizer.decode(kept, end=" ¶ ")
 
     def _trajectory(
-        self, rows: list[Row], steps: int, nfe: int, seed: int, guide: Guide | None, scorer: Energy | None
+        self, rows: list[Row], nfe: int, seed: int, guide: Guide | None, scorer: Energy | None
     ) -> Trajectory:
         return Trajectory(
             method=self.method,
             source=self.velocity.spec.source,
-            steps=steps,
+            steps=len(rows[0].steps),
             nfe=nfe,
             seed=seed,
             vocab=self.velocity.spec.vocab,

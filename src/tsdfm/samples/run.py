@@ -95,6 +95,8 @@ def generate(
             top_p=settings.top_p,
             jump=manner.jump,
             batch=settings.batch,
+            length=settings.length,
+            stride=settings.stride,
             trajectory=settings.watched,
             on_batch=lambda done, of: bar.update(job, completed=done, total=of),
             on_pass=on_pass,
