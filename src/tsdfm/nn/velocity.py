@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tsdfm.engine.sharded import sharded_module
 from tsdfm.errors import UserError
 from tsdfm.flow.jump import LeaveJump, jump_from
-from tsdfm.flow.logits import Meaning, answered, meaning_of
+from tsdfm.flow.logits import Meaning, meaning_of
 from tsdfm.flow.schedule import Schedule, schedule_from
 from tsdfm.flow.source import Source, source_from
 from tsdfm.kernels.head import quick_logits
@@ -85,10 +85,6 @@ class VelocitySpec:
     def meaning(self) -> Meaning | None:
         """How answers become logits of x_1; none where they are."""
         return meaning_of(self.logits, self.flow_source())
-
-    def answered(self, x_t: Tensor) -> Tensor | None:
-        """The positions of x_t [B, L] at which an answer means something; none: all of them."""
-        return answered(self.logits, x_t, self.flow_source())
 
     def usual_jump(self) -> str:
         """The jump that the model's method chose; runs that did not record it have the one of their kind."""
