@@ -4,11 +4,12 @@ schedule   κ(t)                          source   what x_0 is: random tokens or
 path       x_t between x_0 and x_1       noise    random numbers that belong to a row
 draw       tokens from logits            jump     one step from t to t + h
 solver     many steps, from 0 to 1       loss     cross-entropy, generalised KL
-elbo       a bound of −log p(text)
+elbo       a bound of −log p(text)      guidance classifier-free, by what is given
 """
 
 from tsdfm.flow.draw import draw, draw_other, shape_logits
 from tsdfm.flow.elbo import FLOW_BOUND, Bound, bits_per_character, elbo_rows
+from tsdfm.flow.guidance import ClassifierFree
 from tsdfm.flow.jump import JUMPS, CumulativeJump, EulerJump, Jump, LeaveJump, jump_from
 from tsdfm.flow.loss import cross_entropy, generalised_kl
 from tsdfm.flow.noise import Noise, RowNoise, row_times, uniform
@@ -22,6 +23,7 @@ __all__ = [
     "FLOW_BOUND",
     "JUMPS",
     "Bound",
+    "ClassifierFree",
     "Cosine",
     "CumulativeJump",
     "EulerJump",

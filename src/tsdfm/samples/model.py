@@ -16,13 +16,25 @@ from tsdfm.distil.stats import Stats
 from tsdfm.engine.distributed import pick_device
 from tsdfm.engine.precision import autocast, use_bf16
 from tsdfm.errors import UserError
-from tsdfm.flow import Jump, RowNoise, Solution, Step, check_grid, grid, mean_passes, reads_some, solve
+from tsdfm.flow import (
+    ClassifierFree,
+    Jump,
+    Model,
+    RowNoise,
+    Solution,
+    Step,
+    check_grid,
+    grid,
+    mean_passes,
+    reads_some,
+    solve,
+)
 from tsdfm.methods import jump_for
 from tsdfm.nn.velocity import Velocity, load_velocity, run_folder
 from tsdfm.samples.given import Given, read_asked, several
 from tsdfm.samples.guide import Guide
 from tsdfm.samples.lengths import TIMES, likeliest
-from tsdfm.samples.quick import Pass, Quick, by_logits, fitting, free_bytes, row_bytes
+from tsdfm.samples.quick import Quick, by_logits, fitting, free_bytes, row_bytes
 from tsdfm.samples.trajectory import Recorder, Row, Trajectory, even, pieces_of
 from tsdfm.store.bundle import find_member
 from tsdfm.store.manifest import read_manifest
@@ -126,6 +138,7 @@ class TextModel:
         guide: Guide | None = None,
         compass: Energy | None = None,
         bias: Tensor | None = None,
+        cfg: float = 0.0,
     ) -> Samples:
         """Write `n` texts in `steps` network passes each (or along the grid `times`).
 
@@ -141,8 +154,9 @@ class TextModel:
         `jump` is `auto` (what the model's method writes by), one of `flow.JUMPS`, or one that a method brings. `guide`
         navigates every step by a compass. A `trajectory` holds the energy of every state under `compass`, or under the
         guide's; the scoring that takes is counted neither in `nfe` nor in `compass_calls`. `bias` [V] is added to the
-        logits of every position, before temperature and top-p. `on_pass` is told the texts after every pass,
-        `on_batch` how many texts of how many are finished.
+        logits of every position, before temperature and top-p. `cfg` is the strength of classifier-free guidance by
+        what is given, for models of the mask source: two passes a step (`flow.guidance`). `on_pass` is told the texts
+        after every pass, `on_batch` how many texts of how many are finished.
         """
         if n < 1:
             raise UserError(f"the number of samples must be at least 1, not {n}")
@@ -166,8 +180,9 @@ class TextModel:
             given = asked.rows(slice(start, start + size), self.velocity.device)
             taken = guide.around(plain, given.held if given else None, stats) if guide and stats else plain
             recorder = Recorder(scorer.energy if scorer else None) if trajectory else None
-            told = self._told(on_pass, numbers, len(points) - 1 + taken.final_pass)
-            made = self._solve(model, numbers, points, seed, given, temperature, top_p, bias, taken, recorder, told)
+            guided = self._free(model, cfg, given) if cfg else model
+            told = self._told(on_pass, numbers, (len(points) - 1 + taken.final_pass) * (2 if cfg else 1))
+            made = self._solve(guided, numbers, points, seed, given, temperature, top_p, bias, taken, recorder, told)
             parts.append(replace(made, tokens=made.tokens.cpu()))
             rows += recorder.rows(given.held.cpu() if given else None) if recorder else []
             if on_batch is not None:
@@ -216,7 +231,7 @@ class TextModel:
 
     def _solve(
         self,
-        model: Pass,
+        model: Model,
         numbers: Tensor,
         points: tuple[float, ...],
         seed: int,
@@ -247,6 +262,14 @@ class TextModel:
                 on_step=on_step,
                 on_state=on_state,
             )
+
+    def _free(self, model: Model, cfg: float, given: Given | None) -> ClassifierFree:
+        """The model with classifier-free guidance: its second pass sees the rows' anchors, as in training, no more."""
+        anchor, held = self.velocity.spec.anchor, None if given is None else given.held.clone()
+        if held is None or not bool(held[:, anchor:].any()):
+            raise UserError("classifier-free guidance follows what is given: give a prefix or an infill template")
+        held[:, :anchor] = False
+        return ClassifierFree(model, cfg, held, self.velocity.source)
 
     def _told(
         self, on_pass: Callable[[Moment], None] | None, numbers: Tensor, of: int

@@ -95,6 +95,7 @@ def generate(
             temperature=manner.temperature,
             top_p=settings.top_p,
             jump=manner.jump,
+            cfg=settings.cfg,
             batch=settings.batch,
             trajectory=settings.watched,
             on_batch=lambda done, of: bar.update(job, completed=done, total=of),
