@@ -244,7 +244,16 @@ def test_the_last_step_finishes_whatever_the_bound() -> None:
     assert done.nfe == 3
 
 
-EVERY = ["llada", "llada:4", "llada-random", "dream-origin", "dream-maskgit:0.3", "dream-margin", "dream-entropy", "eb:1"]
+EVERY = [
+    "llada",
+    "llada:4",
+    "llada-random",
+    "dream-origin",
+    "dream-maskgit:0.3",
+    "dream-margin",
+    "dream-entropy",
+    "eb:1",
+]
 
 
 def named(name: str) -> Any:
