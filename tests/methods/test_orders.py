@@ -1,4 +1,4 @@
-"""Writing in an order: laws against brute force, counts row by row, blocks, entropy bounds, guidance, given positions."""
+"""Writing in an order: laws against brute force, counts by row, blocks, entropy bounds, guidance, given positions."""
 
 from __future__ import annotations
 
