@@ -49,7 +49,7 @@ class Cell:
     method: str
     source: str | None
     steps: int | None
-    nfe: int | None
+    nfe: float | None
     length: int
     anchor: int
     end_of_text: int
