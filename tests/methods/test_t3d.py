@@ -146,7 +146,7 @@ def traces_of(tokens: Path, velocity: Velocity, jump: str = "ancestral", steps: 
     return found
 
 
-@pytest.mark.parametrize("jump", ["ancestral", "remdm-rescale:0.3"])
+@pytest.mark.parametrize("jump", ["ancestral", "remdm-rescale:0.3", "llada"])
 def test_traces_keep_the_order_of_reveal(tokens: Path, masked_models: dict[str, Path], jump: str) -> None:
     """Against the same generation watched step by step; a token that was taken back counts when it is there to stay."""
     velocity = load_velocity(masked_models["mdlm"])
