@@ -84,7 +84,7 @@ VERBS = {
     ),
     "student": Verb(
         "tsdfm.methods.ts_dfm:TSDFMSettings",
-        "tsdfm.methods.ts_dfm:METHOD.train",
+        "",  # which method it means, `student_method` says
         "short for train fs-dfm and, with --policy sequence-to-token, train ts-dfm",
         section="student",
         epilog="tsdfm student --tokens runs/mine/tokens --init-from runs/mine/teacher --out runs/mine/fs-dfm",

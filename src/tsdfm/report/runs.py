@@ -13,7 +13,7 @@ from typing import Any
 from tsdfm.engine.log import NAME as LOG
 from tsdfm.engine.log import read_metrics
 from tsdfm.errors import UserError
-from tsdfm.methods import method_of
+from tsdfm.methods import method, method_of, names
 from tsdfm.store.bundle import find_shipped, read_bundle, unshipped
 from tsdfm.store.checkpoint import has_checkpoint
 from tsdfm.store.files import read_json
@@ -65,9 +65,10 @@ class TrainedRun:
         return dict(self.manifest.get("settings", {}))
 
     @property
-    def navigate(self) -> dict[str, Any]:
-        """How its midpoints were navigated."""
-        return dict(self.settings.get("navigate", {}))
+    def navigate(self) -> dict[str, Any] | None:
+        """How a compass navigated its midpoints, if one did."""
+        method = method_of(self.manifest)
+        return dict(self.settings.get("navigate", {})) if method is not None and method.blind else None
 
     @property
     def many_step(self) -> bool:
@@ -76,9 +77,10 @@ class TrainedRun:
         return method is not None and method.many_step
 
     @property
-    def blind(self) -> bool:
-        """Were its midpoints blind, as FS-DFM's are?"""
-        return bool(self.settings.get("policy", "blind") == "blind")
+    def control(self) -> bool:
+        """Is its method what one that navigates would be without a compass?"""
+        own = method_of(self.manifest)
+        return own is not None and own.name in {method(name).blind for name in names()}
 
     @property
     def order(self) -> tuple[int, int, str]:
@@ -92,18 +94,16 @@ class TrainedRun:
         return Path(found["path"]) if found else None
 
     def started_from(self) -> str | None:
-        """`DFM` for a student that started from a teacher, `FS-DFM` for one that started from a student."""
-        origin = self.input("init_from")
-        if origin is None and self.shipped and not self.many_step and self.manifest.get("parent"):
-            origin = Path(str(self.manifest["parent"]))  # a name is all it has
+        """The method of what a student started from, as the literature calls it; its folder's name if it is gone."""
+        parent = self.manifest.get("parent") if self.shipped and not self.many_step else None
+        origin = self.input("init_from") or (Path(str(parent)) if parent else None)
         if origin is None:
             return None
-        many = origin.name.startswith("teacher")
         for place in (origin, self.path.parent / origin.name):
-            if not self.shipped and (place / MANIFEST).is_file():
-                many = TrainedRun(place, read_manifest(place)).many_step
-                break
-        return "DFM" if many else "FS-DFM"
+            if find_shipped(place) or (place / MANIFEST).is_file():
+                made_by = method_of(run_at(place).manifest)
+                return made_by.title if made_by else None
+        return origin.name
 
     def log(self) -> list[dict[str, Any]]:
         """The lines of its `metrics.jsonl`; one that a kill cut short is left out."""

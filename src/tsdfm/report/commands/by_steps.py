@@ -84,14 +84,14 @@ def scaling(settings: ScalingSettings) -> Path:
 def threshold(settings: ThresholdSettings) -> Path:
     """`tsdfm report threshold`: navigated students by τ and by what they started from; returns the path of its JSON."""
     desk = Desk("threshold", settings, judged=True)
-    navigated = [run for run in desk.runs.models if not run.blind and run.navigate.get("selector") != "random"]
+    navigated = [run for run in desk.runs.models if run.navigate and run.navigate.get("selector") != "random"]
     if not navigated:
         raise UserError(f"no student in {desk.runs.home} was trained with navigated midpoints: train one for each τ")
     columns = [SOURCE, Column("tau", "τ", format="g"), Column("init", "init", "left"), METHOD, ORIGIN]
     columns += step_columns(settings.steps) + (valid_columns(settings.steps) if desk.asked.world else [])
     title = "Effect of the time threshold τ: perplexity (entropy in bits)"
     table = Table("threshold", title, columns, quote=QUOTES["threshold"])
-    tau_of = {run: float(run.navigate["tau"]) for run in navigated}
+    tau_of = {run: float((run.navigate or {})["tau"]) for run in navigated}
     for run in sorted(navigated, key=lambda run: (run.source != "uniform", tau_of[run], str(run.started_from()))):
         add_run(desk, table, run, desk.rows(run, settings.steps), tau=tau_of[run])
     for source in dict.fromkeys(row["source"] for row in table.rows):

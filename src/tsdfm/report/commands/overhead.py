@@ -36,12 +36,12 @@ def run(settings: OverheadSettings) -> Path:
     if not students and settings.benchmarks is None:
         raise UserError(f"no student in {desk.runs.home}: train one, or give --benchmarks")
     timed = [(model, step_time(model)) for model in students]
-    base = {model.source: ms for model, (ms, _) in reversed(timed) if model.blind and ms is not None}
+    base = {model.source: ms for model, (ms, _) in reversed(timed) if model.control and ms is not None}
     for model, (ms, count) in timed:
         first = base.get(model.source)
         table.add(
             **desk.about(model),
-            tau=None if model.blind else model.settings.get("navigate", {}).get("tau"),
+            tau=(model.navigate or {}).get("tau"),
             batch=model.settings.get("loop", {}).get("batch"),
             ms=ms,
             ratio=ms / first if ms is not None and first else None,
