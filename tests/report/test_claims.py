@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tsdfm.compass.statistics import wilson
 from tsdfm.errors import UserError
+from tsdfm.metrics.intervals import wilson
 from tsdfm.report.commands.claims import CLAIMS, accuracy, answer, matched, parts_of, ratio, run
 from tsdfm.report.settings import ClaimsSettings
 

@@ -22,7 +22,6 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
 
-from tsdfm.compass.statistics import wilson
 from tsdfm.corpus.story_judge import judge as read_story
 from tsdfm.corpus.world import World, world_named
 from tsdfm.judges import Judge, judge_from
@@ -30,11 +29,11 @@ from tsdfm.judges.base import OnDone, Score
 from tsdfm.judges.cache import Book
 from tsdfm.judges.causal import CausalJudge
 from tsdfm.judges.world import WorldJudge
+from tsdfm.metrics.intervals import Estimate, mean_interval, wilson
+from tsdfm.metrics.ngrams import TextStats, text_stats
+from tsdfm.metrics.perplexity import judge_scores
 from tsdfm.nn.velocity import run_folder
 from tsdfm.report.cells import Cell, Cells
-from tsdfm.report.metrics.intervals import Estimate, mean_interval
-from tsdfm.report.metrics.ngrams import TextStats, text_stats
-from tsdfm.report.metrics.perplexity import judge_scores
 from tsdfm.report.rows import REAL, Plain, Row, StoryScores
 from tsdfm.report.runs import TrainedRun
 from tsdfm.report.settings import MeasureSettings

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Self, TypeVar
 
-from tsdfm.report.metrics.intervals import Estimate
-from tsdfm.report.metrics.ngrams import TextStats
-from tsdfm.report.metrics.perplexity import JudgeScores
+from tsdfm.metrics.intervals import Estimate
+from tsdfm.metrics.ngrams import TextStats
+from tsdfm.metrics.perplexity import JudgeScores
 
 REAL = "held-out text"
 COLLAPSE = 1.0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tsdfm.report.metrics.intervals import Estimate
+from tsdfm.metrics.intervals import Estimate
 from tsdfm.report.rows import REAL, Plain, Row
 from tsdfm.report.table import ENTROPY, METHOD, SOURCE, Column, Table
 from tsdfm.terminal import visible

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from tsdfm.charts import Axis, Chart, Point, Series, figure
 from tsdfm.errors import UserError
+from tsdfm.metrics.matched import PooledEntropy, Sweep, compare, mean_entropy
+from tsdfm.metrics.ngrams import entropy_bits
 from tsdfm.report.cells import Cell
 from tsdfm.report.desk import Desk
-from tsdfm.report.metrics.matched import PooledEntropy, Sweep, compare, mean_entropy
-from tsdfm.report.metrics.ngrams import entropy_bits
 from tsdfm.report.rows import REAL, Plain, Row
 from tsdfm.report.runs import TrainedRun
 from tsdfm.report.settings import FrontierSettings

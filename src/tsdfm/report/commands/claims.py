@@ -18,10 +18,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tsdfm.compass.statistics import wilson
 from tsdfm.errors import UserError
+from tsdfm.metrics.intervals import Estimate, wilson
 from tsdfm.report.desk import Desk
-from tsdfm.report.metrics.intervals import Estimate
 from tsdfm.report.page.gather import read_any
 from tsdfm.report.rows import Plain, estimate
 from tsdfm.report.settings import ClaimsSettings

@@ -20,11 +20,11 @@ from tsdfm.errors import UserError
 from tsdfm.flow import RowNoise
 from tsdfm.flow.draw import shape_logits
 from tsdfm.flow.jump import Remembers
+from tsdfm.metrics.diversity import position_difference, self_bleu, token_agreement
+from tsdfm.metrics.intervals import mean_interval
+from tsdfm.metrics.ngrams import NgramPool, entropy_bits
 from tsdfm.report.cells import written
 from tsdfm.report.desk import Desk
-from tsdfm.report.metrics.diversity import position_difference, self_bleu, token_agreement
-from tsdfm.report.metrics.intervals import mean_interval
-from tsdfm.report.metrics.ngrams import NgramPool, entropy_bits
 from tsdfm.report.paper import DIVERSITY, QUOTES, SCALE_UNJUDGED
 from tsdfm.report.rows import COLLAPSE, Plain
 from tsdfm.report.settings import DiversitySettings, MeasureSettings

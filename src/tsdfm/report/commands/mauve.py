@@ -15,9 +15,9 @@ from torch import Tensor
 
 from tsdfm.errors import UserError
 from tsdfm.judges.causal import CausalJudge
+from tsdfm.metrics.mauve import FEWEST, cluster_count, mauve_interval
 from tsdfm.report.bench import read_rows, spread
 from tsdfm.report.desk import Desk
-from tsdfm.report.metrics.mauve import FEWEST, cluster_count, mauve_interval
 from tsdfm.report.rows import REAL, Plain
 from tsdfm.report.settings import MauveSettings
 from tsdfm.report.table import METHOD, ORIGIN, SOURCE, STEPS, Column, Table

@@ -13,12 +13,12 @@ from torch import Tensor
 from tsdfm.engine.precision import autocast
 from tsdfm.errors import UserError
 from tsdfm.flow import Jump, RowNoise, grid, solve
+from tsdfm.metrics.diversity import token_accuracy
+from tsdfm.metrics.intervals import mean_interval
+from tsdfm.metrics.mauve import FEWEST, mauve
 from tsdfm.report.bench import spread
 from tsdfm.report.cells import Cell, written
 from tsdfm.report.desk import Desk
-from tsdfm.report.metrics.diversity import token_accuracy
-from tsdfm.report.metrics.intervals import mean_interval
-from tsdfm.report.metrics.mauve import FEWEST, mauve
 from tsdfm.report.paper import PREFIX, QUOTES, SCALE_PREFIX
 from tsdfm.report.rows import REAL, Plain, Row
 from tsdfm.report.runs import TrainedRun

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tsdfm.charts import Axis, Chart, Point, Series
 from tsdfm.compass.figure import energy_chart
-from tsdfm.report.metrics.intervals import Estimate
+from tsdfm.metrics.intervals import Estimate
 from tsdfm.report.page.gather import Gathered, MadeFolder
 from tsdfm.report.rows import REAL, Row, finite
 from tsdfm.report.sweeps import ENTROPIES as ENTROPIES
