@@ -33,7 +33,7 @@ from tsdfm.metrics.intervals import Estimate, mean_interval, wilson
 from tsdfm.metrics.ngrams import TextStats, text_stats
 from tsdfm.metrics.perplexity import judge_scores
 from tsdfm.nn.velocity import run_folder
-from tsdfm.report.cells import Cell, Cells
+from tsdfm.report.cells import Cell, Cells, Prefixes
 from tsdfm.report.rows import REAL, Plain, Row, StoryScores
 from tsdfm.report.runs import TrainedRun
 from tsdfm.report.settings import MeasureSettings
@@ -91,18 +91,24 @@ class Bench:
         bias: Tensor | None = None,
         seed: int | None = None,
         times: int = 1,
+        prefixes: Prefixes | None = None,
     ) -> Cell:
-        """The texts of a run at one step count; of another seed, and several times as many, where that is asked."""
-        other = {"temperature": temperature, "seed": seed, "bias": None if bias is None else bias_key(bias)}
+        """The texts of a run at one step count: every table and figure is made of such cells.
+
+        They may be of another temperature or seed, several times as many, guided, with a bias [V] of the logits, or
+        continuations of `prefixes`, one of each.
+        """
+        other: Plain = {"temperature": temperature, "seed": seed, "bias": None if bias is None else bias_key(bias)}
+        other |= {"prefix": prefixes.key} if prefixes else {}
         key = {**self.key(run, steps, guide), **{name: value for name, value in other.items() if value is not None}}
-        key["samples"] = times * self.asked.samples
-        found = self.cells.get(key, lambda: sample(self.model(run), key, guide, bias))
+        key["samples"] = len(prefixes.rows) if prefixes else times * self.asked.samples
+        found = self.cells.get(key, lambda: sample(self.model(run), key, guide, bias, prefixes))
         self.hardware.add(found.hardware)
         return found
 
     def key(self, run: TrainedRun, steps: int, guide: Guide | None = None) -> Plain:
         """Everything that decides the texts of a cell."""
-        made, asked = self.model(run), self.asked
+        made, asked, jump = self.model(run), self.asked, run.jump or self.asked.jump
         return {
             "method": made.method,
             "source": made.velocity.spec.source,
@@ -112,7 +118,7 @@ class Bench:
             "seed": asked.seed,
             "temperature": asked.temperature,
             "top_p": asked.top_p,
-            "jump": made.velocity.spec.usual_jump() if asked.jump == "auto" else asked.jump,
+            "jump": made.velocity.spec.usual_jump() if jump == "auto" else jump,
             "precision": "bf16" if made.bf16 else "float32",
             "guide": guide_key(guide),
         }
@@ -122,7 +128,7 @@ class Bench:
         made = self.model(run)
         return replace(
             self.judged(cell),
-            method=name or made.method,
+            method=name or run.method,
             guide=guide.policy if guide else None,
             draw=DRAW,
             run=run_name(made.velocity.checkpoint) if made.velocity.checkpoint else None,
@@ -183,14 +189,18 @@ def judge_stories(texts: Sequence[str], world: World) -> StoryScores:
     )
 
 
-def sample(made: TextModel, key: Plain, guide: Guide | None = None, bias: Tensor | None = None) -> Cell:
+def sample(
+    made: TextModel, key: Plain, guide: Guide | None, bias: Tensor | None, prefixes: Prefixes | None = None
+) -> Cell:
     """Sample a cell."""
     asked = {name: key[name] for name in ("steps", "seed", "temperature", "top_p", "jump")}
+    asked |= {} if prefixes is None else {"given": prefixes.given_rows()}
     with progress(f"{key['method']}, {key['source']}: {key['steps']} passes", key["samples"]) as on_batch:
         found = made.sample(key["samples"], **asked, on_batch=on_batch, guide=guide, bias=bias)
-    navigated: Plain = {"compass_calls": found.compass_calls, "navigation": dict(found.navigation)}
+    about: Plain = {"compass_calls": found.compass_calls, "navigation": dict(found.navigation), "nfe": found.nfe}
     place = made.velocity.spec.anchor, made.tokenizer, made.velocity.device
-    return Cell.of(key, found.tokens, *place, nfe=found.nfe, seconds=found.seconds, **navigated)
+    given = None if prefixes is None else prefixes.given
+    return Cell.of(key, found.tokens, *place, given=given, seconds=found.seconds, **about)
 
 
 def read_rows(rows: TokenRows, picks: Sequence[int], key: Plain, device: str) -> Cell:

@@ -42,7 +42,7 @@ class Row:
     method: str
     source: str | None = None
     steps: int | None = None
-    nfe: int | None = None
+    nfe: float | None = None
     compass_calls: float | None = None
     guide: str | None = None
     samples: int | None = None

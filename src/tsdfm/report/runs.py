@@ -6,7 +6,7 @@ Read off their manifests.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +31,28 @@ def rank(name: str, known: Sequence[str] = ORDER) -> int:
 
 @dataclass(frozen=True, eq=False)
 class TrainedRun:
-    """A trained run and what its manifest says. A bundle's model has FOLDER/student, FOLDER/teacher, … for a path."""
+    """A trained run and what its manifest says. A bundle's model has FOLDER/student, FOLDER/teacher, … for a path.
+
+    `jump` is the one it writes by here, where that is not its method's own: `RUN@remdm-cap:0.1`.
+    """
 
     path: Path
     manifest: dict[str, Any]
     shipped: bool = False
+    jump: str = ""
 
     @property
     def name(self) -> str:
         """The folder's name; with the bundle's before it for a bundle's model."""
-        return f"{self.path.parent.name}/{self.path.name}" if self.shipped else self.path.name
+        return self._with_jump(f"{self.path.parent.name}/{self.path.name}" if self.shipped else self.path.name)
 
     @property
     def method(self) -> str:
-        return str(self.manifest["stage"])
+        """What tables call it: the name its settings gave it, or its method's label."""
+        return self._with_jump(str(self.manifest["stage"]))
+
+    def _with_jump(self, name: str) -> str:
+        return f"{name}@{self.jump}" if self.jump else name
 
     @property
     def kind(self) -> str | None:
@@ -203,7 +211,13 @@ def same_tokens(runs: Sequence[TrainedRun], tokens: Path) -> None:
 
 
 def runs_at(path: Path) -> list[TrainedRun]:
-    """The models of a bundle, or the one that is named; the run a folder is, or the finished ones directly inside."""
+    """The models of a bundle, or the one that is named; the run a folder is, or the finished ones directly inside.
+
+    `PATH@JUMP` are the models that PATH means, written by this jump; a path that exists goes before.
+    """
+    place, at, jump = str(path).rpartition("@")
+    if at and not path.exists():
+        return [replace(run, jump=jump) for run in runs_at(Path(place)) if run.kind == "model"]
     shipped = find_shipped(path)
     if shipped is not None:
         bundle, role = shipped
