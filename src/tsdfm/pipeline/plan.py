@@ -231,7 +231,7 @@ def used_model(entry: Entry) -> Model:
 
 def with_report(plan: Plan, recipe: Recipe) -> Plan:
     """The plan with the tables that [report] names, each with its settings, and the page."""
-    from tsdfm.report.commands import TABLES, UNJUDGED
+    from tsdfm.report.commands import TABLES
     from tsdfm.report.settings import MeasureSettings
 
     sections, own = recipe.section("report") or {}, [field.name for field in fields(ReportSettings)]
@@ -243,12 +243,12 @@ def with_report(plan: Plan, recipe: Recipe) -> Plan:
             raise UserError(f"--set report.{name} reaches nothing: report.tables does not name it")
     measured, tables = plan.measure or MeasureSettings(), list[Table]()
     for name in report.tables:
-        if name not in UNJUDGED and not (measured.world or measured.judges or plan.judge):
+        if TABLES[name].judged and not (measured.world or measured.judges or plan.judge):
             raise UserError(f"report {name} {NO_JUDGE}")
         models = [*plan.examined().values()] if name == "compass" else plan.writers()
         if name == "compass" and not models:
             continue  # one that is used from elsewhere, and was not examined there
-        module, _, function = TABLES[name].partition(":")
+        module, _, function = TABLES[name].run.partition(":")
         run = getattr(import_module(f"tsdfm.report.{module}"), function)
         given = {"runs": [plan.out, *(path for path in models if path.parent != plan.out)], **sections.get(name, {})}
         tables.append(Table(name, run, build(get_type_hints(run)["settings"], given, f"report.{name}")))

@@ -17,12 +17,12 @@ from rich.console import Console
 from tsdfm import terminal
 from tsdfm.report.bench import Bench
 from tsdfm.report.cells import Cells
+from tsdfm.report.commands.frontier import frontier
 from tsdfm.report.desk import Desk, spoken
 from tsdfm.report.rows import marked
 from tsdfm.report.runs import run_at
 from tsdfm.report.settings import FrontierSettings, MeasureRunsSettings, MeasureSettings
 from tsdfm.report.summary import by_steps, every_row, read_rows, texts_of
-from tsdfm.report.sweeps import frontier
 from tsdfm.store.bundle import on_disk
 from tsdfm.store.files import write_json
 from tsdfm.store.manifest import write_manifest
