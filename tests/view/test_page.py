@@ -159,6 +159,17 @@ def test_the_charts_hold_the_numbers(folder: Path) -> None:
     assert "nav-share-ts-dfm-uniform" in navigation(by_kind["Students"][0])
 
 
+def test_bounds_of_different_names_share_no_chart() -> None:
+    lines = [{"kind": "eval", "step": at, "elbo": 4.0 - at} for at in (1, 2)]
+    runs = [MadeFolder(name, {"bound": bound}, lines) for name, bound in (("a", "X"), ("b", "Y"), ("c", "X"))]
+    charts = training("Teachers", runs)
+    assert {name: [one.name for one in chart.series] for name, chart in charts.items()} == {
+        "elbo-teachers": ["a", "c"],
+        "elbo-teachers-1": ["b"],
+    }
+    assert [chart.caption for chart in charts.values()] == ["held-out X, nats a token", "held-out Y, nats a token"]
+
+
 def test_every_chart_is_in_the_page_with_its_numbers_in_words(page: str) -> None:
     names = re.findall(r'<figure class="chart" data-chart="([^"]+)">', page)
     assert len(names) == len(set(names)) == page.count('role="img"')

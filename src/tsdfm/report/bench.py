@@ -209,6 +209,12 @@ def read_rows(rows: TokenRows, picks: Sequence[int], key: Plain, device: str) ->
     return Cell.of(key, kept, rows.anchor, rows.tokenizer, device)
 
 
+def held_out(rows: TokenRows, samples: int) -> tuple[list[str], list[str]]:
+    """Two sets of held-out texts, as many in each as a method's, or half of all there are: for MAUVE."""
+    texts = read_rows(rows, spread(len(rows), 2 * min(samples, len(rows) // 2)), {}, "cpu").texts
+    return texts[::2], texts[1::2]
+
+
 def spread(rows: int, count: int) -> list[int]:
     """`count` rows evenly over all: row i·rows // count. Neighbours are often of one book, so the first will not do.
 

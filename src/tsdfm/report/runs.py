@@ -51,6 +51,11 @@ class TrainedRun:
         """What tables call it: the name its settings gave it, or its method's label."""
         return self._with_jump(str(self.manifest["stage"]))
 
+    @property
+    def place(self) -> Path:
+        """What a command is given to mean it: its path, with the jump."""
+        return Path(self._with_jump(str(self.path)))
+
     def _with_jump(self, name: str) -> str:
         return f"{name}@{self.jump}" if self.jump else name
 
@@ -101,17 +106,38 @@ class TrainedRun:
         found = self.manifest.get("inputs", {}).get(name)
         return Path(found["path"]) if found else None
 
-    def started_from(self) -> str | None:
-        """The method of what a student started from, as the literature calls it; its folder's name if it is gone."""
+    def origin(self) -> TrainedRun | Path | None:
+        """The run that it started from, if it did; its path where it is gone."""
         parent = self.manifest.get("parent") if self.shipped and not self.many_step else None
         origin = self.input("init_from") or (Path(str(parent)) if parent else None)
-        if origin is None:
-            return None
-        for place in (origin, self.path.parent / origin.name):
-            if find_shipped(place) or (place / MANIFEST).is_file():
-                made_by = method_of(run_at(place).manifest)
-                return made_by.title if made_by else None
-        return origin.name
+        places = (origin, self.path.parent / origin.name) if origin else ()
+        return next((run_at(at) for at in places if find_shipped(at) or (at / MANIFEST).is_file()), origin)
+
+    def started_from(self) -> str | None:
+        """The method of what it started from, as the literature calls it; its folder's name if it is gone."""
+        origin = self.origin()
+        made_by = method_of(origin.manifest) if isinstance(origin, TrainedRun) else None
+        return made_by.title if made_by else origin.name if origin else None
+
+    def tokens_seen(self) -> list[int | None]:
+        """Tokens of its training, after those of what it started from; None for what is not known."""
+        loop, model, origin = self.settings.get("loop") or {}, self.manifest["model"], self.origin()
+        logged = [line["tokens"] for line in self.log() if line.get("tokens")]
+        asked = int(loop["steps"] * loop["batch"] * model["length"]) if {"steps", "batch"} <= loop.keys() else None
+        before = origin.tokens_seen() if isinstance(origin, TrainedRun) else [None] if origin else []
+        return [*before, logged[-1] if logged else self.manifest.get("tokens", asked)]
+
+    def bound(self) -> tuple[float, str] | None:
+        """The last bound of held-out text, in nats a token, and which bound it is: those of others do not compare."""
+        found = [line["elbo"] for line in self.log() if line.get("elbo") is not None]
+        return (found[-1], self.bound_label) if found else None
+
+    @property
+    def bound_label(self) -> str:
+        """What its bound is called: as its manifest says, or its method."""
+        method = method_of(self.manifest)
+        known = None if method is None else method.bound()
+        return str(self.manifest.get("bound") or (known.label if known else "bound"))
 
     def log(self) -> list[dict[str, Any]]:
         """The lines of its `metrics.jsonl`; one that a kill cut short is left out."""

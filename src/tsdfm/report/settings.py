@@ -125,6 +125,22 @@ class FrontierSettings(ReportSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class NeighboursSettings(ReportSettings):
+    """Methods beside each other at a few steps, as the paper's few-step table; RUN@JUMP is a run by another jump."""
+
+    steps: tuple[int, ...] = option((8, 16), "step counts; the figure and the reference curve are of the first")
+    reference: str = option("", "the run, or the method as tables call it, of the reference curve; empty is the first")
+    temperatures: tuple[float, ...] = option((0.7, 0.8, 0.9, 1.0, 1.1, 1.2), "sampling temperatures of the curves")
+    curves: bool = option(True, "sweep the temperature of every run, for the figure; off: of the reference alone")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.steps or min(self.steps) < 1 or not self.temperatures:
+            raise UserError("steps takes step counts of at least 1, and temperatures at least one temperature")
+        check_sweep(self.temperatures)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ThresholdSettings(ReportSettings):
     """Students by τ and by what they started from, as the paper's threshold table."""
 

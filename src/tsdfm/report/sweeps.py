@@ -15,12 +15,22 @@ from tsdfm.report.desk import Desk
 from tsdfm.report.rows import REAL, Plain, Row
 from tsdfm.report.runs import TrainedRun
 from tsdfm.report.unigram import SUFFIX, Fit
+from tsdfm.samples.guide import Guide
 
 BY = ("", "bigram_")
 """What fields about an entropy begin with: that of the token histogram, and that of pooled bigrams."""
 ENTROPIES = {"entropy_bits": "entropy, bits", "bigram_entropy_bits": "bigram entropy, bits"}
 Seen = tuple[Row, dict[tuple[str, str], Sweep]]
 """The row of a cell, and by judge (its fingerprint) and entropy (of `BY`) its texts one by one."""
+
+
+POINT = ("source", "steps", "nfe", "temperature", "samples", "collapsed", "checkpoint", "ppl", "ppl_interval",
+         "ppl_corpus", "ppl_geometric", "entropy_bits", "entropy_interval", "entropy_nats", "bigram_entropy_bits",
+         "valid", "valid_interval")  # fmt: skip
+"""What is kept of a point of a curve."""
+KEPT = ("ppl", "ppl_interval", "ppl_geometric", "ppl_geometric_interval", "ppl_corpus", "ppl_own", "ppl_own_interval")
+"""What `cell_row` keeps of each judge's figures."""
+DRAWS = 400
 
 
 @dataclass(frozen=True)
@@ -95,12 +105,42 @@ def swept(
     return Line(label, f"{run.method}{suffix}", run, steps, cells, fitted)
 
 
+def point_of(row: Row) -> Plain:
+    """A point of a curve, for JSON."""
+    return {"method": row.method, **{name: value for name, value in row.plain().items() if name in POINT}}
+
+
+def cell_row(
+    desk: Desk, run: TrainedRun, cell: Cell, *, guide: Guide | None = None, control: Line | None = None
+) -> Plain:
+    """A row of a run's cell, with the seconds its texts took and what every judge says of them.
+
+    With a `control`, also the ratio to that sweep at the same entropy, under every judge.
+    """
+    row = desk.row(run, cell, guide=guide)
+    out = row.plain()
+    judges = {name: {k: v for k, v in found.items() if k in KEPT} for name, found in out["judges"].items()}
+    if control is not None:
+        mine = Line("", "", run, row.steps or 0, [see(desk, cell, row, temperature=1.0)])
+        for name, found in judges.items():
+            found |= mine.matched(control, name, draws=DRAWS, seed=desk.asked.seed)
+        out |= {k: v for k, v in next(iter(judges.values())).items() if k not in KEPT}
+    out |= {f"ppl {name}": found["ppl"] for name, found in list(judges.items())[1:]}
+    del out["texts"]
+    seconds = len(cell.texts) * cell.length / out["tokens_per_s"]
+    marks = ["entropy_bits", "ppl"] if row.collapsed else []
+    return {**out, "judges": judges, "marks": marks, "seconds": seconds, **desk.about(run)}
+
+
 def frontier_charts(
     points: Sequence[Row], real: Row | None, entropy: str, ppl: str = "ppl", style: dict[str, int] | None = None
 ) -> list[tuple[str, Chart]]:
-    """Perplexity against an entropy: for each source and step count a chart, with a curve for each method."""
+    """Perplexity against an entropy: for each source and step count a chart, with a curve for each method.
+
+    Rows without a source share the charts of their step counts.
+    """
     out, methods = list[tuple[str, Chart]](), list(dict.fromkeys(row.label for row in points))
-    styles = style or {name: i % 8 for i, name in enumerate(methods)}
+    styles = style or {name: i for i, name in enumerate(methods)}
 
     def place(row: Row) -> tuple[float, float] | None:
         found, known = getattr(row.text, entropy), row.ppl if ppl == "ppl" else getattr(row.scores, ppl)
@@ -115,7 +155,7 @@ def frontier_charts(
             mine = sorted(((r, *at) for r, at in here if r.label == method), key=lambda one: one[0].temperature or 0.0)
             dots = [Point(x=x, y=y, note=f"T = {r.temperature:g}", hollow=r.temperature != 1.0) for r, x, y in mine]
             series.append(Series(name=method, style=styles[method], points=dots))
-        words = f"{source} source, {steps} {'pass' if steps == 1 else 'passes'}"
+        words = f"{source} source, " * bool(source) + f"{steps} {'pass' if steps == 1 else 'passes'}"
         chart = Chart(
             title=f"perplexity against entropy, {words}",
             caption=words,

@@ -66,6 +66,12 @@ class Quote:
     scale: str
     figures: Any
     beside: str = ""
+    sources: Mapping[str, str] = field(default_factory=dict)  # of its methods, where they are known
+
+    def row(self, names: Sequence[str] = (), figures: Sequence[float] = (), **known: Any) -> Plain:
+        """A quoted row: `names` say what the figures are."""
+        found = dict(zip(names, figures, strict=True))
+        return {"source": "uniform", "origin": self.scale, "paper": True, **known, **found}
 
     def note(self) -> str:
         """What must be known of quoted rows."""

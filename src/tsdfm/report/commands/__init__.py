@@ -25,6 +25,12 @@ TABLES = {
         "perplexity against entropy, and at matched entropy",
         "runs/demo --steps 8 --control fs-dfm",
     ),
+    "neighbours": Made(
+        "NeighboursSettings",
+        "commands.neighbours:run",
+        "methods beside each other at a few steps",
+        "runs/mine runs/mine/mdlm@remdm-cap:0.1 --reference teacher",
+    ),
     "threshold": Made(
         "ThresholdSettings", "commands.by_steps:threshold", "students by τ and by what they started from", "runs/demo"
     ),

@@ -12,15 +12,11 @@ from tsdfm.report.desk import Desk
 from tsdfm.report.rows import Plain, Row
 from tsdfm.report.runs import TrainedRun
 from tsdfm.report.settings import FrontierSettings
-from tsdfm.report.sweeps import ENTROPIES, Line, frontier_charts, swept
+from tsdfm.report.sweeps import ENTROPIES, POINT, Line, frontier_charts, point_of, swept
 from tsdfm.report.table import METHOD, SOURCE, STEPS, Column, Table
 from tsdfm.report.unigram import MORE, SUFFIX, Fit, counts_of, data_counts, fit
 from tsdfm.store.files import write_text
 
-OWN = ("source", "steps", "nfe", "temperature", "samples", "collapsed", "checkpoint", "ppl", "ppl_interval")
-KEPT = (*OWN, "ppl_corpus", "ppl_geometric", "entropy_bits", "entropy_interval", "entropy_nats", "bigram_entropy_bits",
-        "valid", "valid_interval")  # fmt: skip
-"""What is kept of a point."""
 COLUMNS = [
     SOURCE,
     METHOD,
@@ -153,13 +149,13 @@ class Frontier:
             table.notes.append(
                 f"held-out text is {target['samples']} texts only: a pool of fewer texts has less entropy"
             )
-        points = [(line, row.under(judge).plain()) for line in self.lines for row, _ in line.cells]
         table.about |= {
             "points": [
-                {"method": line.label, "run": line.run.name, **{n: row[n] for n in KEPT if n in row}}
-                for line, row in points
+                {**point_of(row.under(judge)), "method": line.label, "run": line.run.name}
+                for line in self.lines
+                for row, _ in line.cells
             ],
-            "target": {n: target.get(n) for n in (*KEPT, "method")} if target else None,
+            "target": {n: target.get(n) for n in (*POINT, "method")} if target else None,
             "judge": judge,
             "control": settings.control,
             "definition": settings.definition,

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from tsdfm.report.desk import Desk
-from tsdfm.report.paper import CANDIDATES, POLICY, QUOTES, REFINEMENT, SCALE, SCALE_UNJUDGED, Figures
+from tsdfm.report.paper import QUOTES, Figures
 from tsdfm.report.rows import Plain
 from tsdfm.report.runs import TrainedRun
 from tsdfm.report.settings import CandidatesSettings, PolicySettings, RefinementSettings
-from tsdfm.report.sweeps import Line, see, swept
+from tsdfm.report.sweeps import Line, cell_row, swept
 from tsdfm.report.table import ENTROPY, METHOD, ORIGIN, PPL, SOURCE, STEPS, VALID, Column, Table
 from tsdfm.samples.guide import Guide
 
@@ -33,9 +33,6 @@ REFINED = [
     Column("spread", "energy spread", format=".3f"),
 ]
 QUOTED = ("accept", "replaced", "replaced_share", "delta_e_accepted", "delta_e_rejected")
-KEPT = ("ppl", "ppl_interval", "ppl_geometric", "ppl_geometric_interval", "ppl_corpus", "ppl_own", "ppl_own_interval")
-"""What is kept of each judge's figures."""
-DRAWS = 400
 
 
 def candidates(settings: CandidatesSettings) -> Path:
@@ -50,7 +47,7 @@ def candidates(settings: CandidatesSettings) -> Path:
             navigate = replace(settings.navigate, k=max(k, 1))
             guide = desk.guide(run, settings.policy if k else "blind", navigate, settings.compass)
             table.add(**guided_row(desk, run, settings.steps, guide, blind), k=k or NONE)
-    for k, (figures, seconds) in CANDIDATES.items():
+    for k, (figures, seconds) in QUOTES["candidates"].figures.items():
         table.add(**quoted_row(figures, k=k or NONE), seconds=seconds)
     table.notes.append("seconds: generation of all texts of the row; the paper's are for 504 texts of 1 024 tokens")
     desk.add_target(table)
@@ -68,8 +65,9 @@ def policy(settings: PolicySettings) -> Path:
             blind = blind_line(desk, run, steps, settings.temperatures)
             for name, guide in guides.items():
                 table.add(**guided_row(desk, run, steps, guide, blind), policy=name)
-    for steps in (at for at in POLICY if at in settings.steps):
-        table.rows += [quoted_row(figures, steps=steps, policy=name) for name, figures in POLICY[steps].items()]
+    for steps, policies in QUOTES["policy"].figures.items():
+        if steps in settings.steps:
+            table.rows += [quoted_row(figures, steps=steps, policy=name) for name, figures in policies.items()]
     desk.add_target(table)
     return desk.finish(table)
 
@@ -95,9 +93,10 @@ def refinement(settings: RefinementSettings) -> Path:
         lines = [line for line in run.log() if line["kind"] == "train" and any(n.startswith(PREFIX) for n in line)]
         if lines:
             add(run, "training", lines[-1], run.manifest["model"]["length"])
-    for steps, figures in REFINEMENT.items():
-        known = {"source": "uniform", "when": "generation", "method": f"fs-dfm ({SCALE_UNJUDGED})", "steps": steps}
-        table.add(**known, paper=True, **dict(zip(QUOTED, figures, strict=True)))
+    quote = QUOTES["refinement"]
+    for steps, figures in quote.figures.items():
+        known = {"when": "generation", "method": f"fs-dfm ({quote.scale})", "steps": steps}
+        table.rows.append(quote.row(QUOTED, figures, **known))
     table.notes.append(
         "tokens are means of a navigated step, over all positions of a text; training: the last line logged"
     )
@@ -126,27 +125,10 @@ def blind_line(desk: Desk, run: TrainedRun, steps: int, temperatures: Sequence[f
 
 
 def guided_row(desk: Desk, run: TrainedRun, steps: int, guide: Guide | None, blind: Line | None = None) -> Plain:
-    """A row of the run's texts, with the seconds they took.
-
-    With the sweep of a `blind` line, also the ratio to it at the same entropy, under every judge.
-    """
-    cell = desk.cell(run, steps, guide=guide)
-    row = desk.row(run, cell, guide=guide)
-    out = row.plain()
-    judges = {name: {k: v for k, v in found.items() if k in KEPT} for name, found in out["judges"].items()}
-    if blind is not None and guide is not None:
-        mine = Line("", "", run, steps, [see(desk, cell, row, temperature=1.0)])
-        for name, found in judges.items():
-            found |= mine.matched(blind, name, draws=DRAWS, seed=desk.asked.seed)
-        out |= {k: v for k, v in next(iter(judges.values())).items() if k not in KEPT}
-    out |= {f"ppl {name}": found["ppl"] for name, found in list(judges.items())[1:]}
-    del out["texts"]
-    seconds = len(cell.texts) * cell.length / out["tokens_per_s"]
-    marks = ["entropy_bits", "ppl"] if row.collapsed else []
-    return {**out, "judges": judges, "marks": marks, "seconds": seconds, **desk.about(run)}
+    """A row of the run's texts, with the seconds they took and the ratio to the `blind` sweep at the same entropy."""
+    return cell_row(desk, run, desk.cell(run, steps, guide=guide), guide=guide, control=blind if guide else None)
 
 
 def quoted_row(figures: Figures, **key: object) -> Plain:
     """A row of the paper: its FS-DFM student, uniform source."""
-    found = dict(zip(("entropy_bits", "ppl", "llama2", "llama3"), figures, strict=True))
-    return {"source": "uniform", "method": "fs-dfm", "origin": SCALE, **key, "paper": True, **found}
+    return QUOTES["policy"].row(("entropy_bits", "ppl", "llama2", "llama3"), figures, method="fs-dfm", **key)

@@ -8,7 +8,7 @@ from statistics import median
 
 from tsdfm.errors import UserError
 from tsdfm.report.desk import Desk
-from tsdfm.report.paper import OVERHEAD, QUOTES, SCALE_UNJUDGED
+from tsdfm.report.paper import QUOTES
 from tsdfm.report.rows import Plain
 from tsdfm.report.runs import TrainedRun
 from tsdfm.report.settings import OverheadSettings
@@ -50,8 +50,9 @@ def run(settings: OverheadSettings) -> Path:
         )
     if settings.benchmarks is not None:
         table.rows += benchmark_rows(settings.benchmarks)
-    for method, (seconds, ratio) in OVERHEAD.items():
-        table.add(source="uniform", method=method, origin=SCALE_UNJUDGED, paper=True, ms=1000 * seconds, ratio=ratio)
+    quote = QUOTES["overhead"]
+    for method, (seconds, ratio) in quote.figures.items():
+        table.rows.append(quote.row(method=method, ms=1000 * seconds, ratio=ratio))
     table.notes.append(
         "ms / step: median over the intervals of metrics.jsonl, without the first, on the run's own machine"
     )

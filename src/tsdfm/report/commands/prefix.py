@@ -13,7 +13,7 @@ from tsdfm.metrics.mauve import FEWEST, mauve
 from tsdfm.report.bench import spread
 from tsdfm.report.cells import Cell, Prefixes, written
 from tsdfm.report.desk import Desk
-from tsdfm.report.paper import PREFIX, QUOTES, SCALE_PREFIX
+from tsdfm.report.paper import QUOTES
 from tsdfm.report.rows import REAL, Plain, Row
 from tsdfm.report.settings import PrefixSettings
 from tsdfm.report.table import ENTROPY, METHOD, ORIGIN, PPL, SOURCE, STEPS, VALID, Column, Table
@@ -52,11 +52,12 @@ def run(settings: PrefixSettings) -> Path:
             table.add(**{**found, **known}, collapsed=row.collapsed)
             desk.say(f"{model.name}: {steps} steps, accuracy {found['accuracy']:.3f}")
     table.add(**{**fields_of(real, held_out, task), "source": "", "method": REAL, "origin": ""}, collapsed=False)
-    for method, by_steps in PREFIX.items():
-        known = {"source": "" if "B)" in method else "uniform", "method": method, "origin": SCALE_PREFIX}
-        for at in (at for at in by_steps if at in settings.steps):
-            quoted = dict(zip(("ppl", "entropy_bits", "mauve"), by_steps[at], strict=True))
-            table.add(**known, paper=True, steps=at, **quoted)
+    quote = QUOTES["prefix"]
+    for method, by_steps in quote.figures.items():
+        for at, found in by_steps.items():
+            if at in settings.steps:
+                known = {"source": quote.sources.get(method, ""), "method": method, "steps": at}
+                table.rows.append(quote.row(("ppl", "entropy_bits", "mauve"), found, **known))
     table.notes.append(
         "perplexity and entropy are of the continuation alone; accuracy: tokens equal to the held-out text's"
     )

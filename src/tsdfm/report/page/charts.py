@@ -18,7 +18,7 @@ Charts = dict[str, Chart]
 
 CURVES = (
     ("train", "loss", "training loss"),
-    ("eval", "elbo", "held-out bound, nats a token"),
+    ("eval", "elbo", "held-out {bound}, nats a token"),
     ("eval", "kl", "held-out KL of a large step"),
     ("eval", "strategy_acc", "held-out pairs ranked right"),
 )
@@ -95,25 +95,26 @@ def energy(found: Gathered) -> Charts:
 
 
 def training(group: str, runs: Sequence[MadeFolder]) -> Charts:
-    """The curves of some runs, a chart for each quantity."""
+    """The curves of some runs, a chart for each quantity; bounds of different names do not share one."""
     out = Charts()
-    for kind, column, title in CURVES:
-        series = [
-            Series(name=run.name, style=index % 8, points=points)
-            for index, run in enumerate(runs)
-            if len(points := curve(run, kind, column)) > 1
-        ]
-        values = [p.y for one in series for p in one.points]
-        if series:
-            log = min(values) > 0 and max(values) / min(values) > 5
-            out[f"{column}-{group.split()[0].lower()}"] = Chart(
-                title=f"{title}: {group.lower()}",
-                caption=title,
-                x=Axis(label="training steps"),
-                y=Axis(label=title, scale="log" if log else "linear"),
-                series=series,
-                dots=False,
-            )
+    for kind, column, words in CURVES:
+        for number, title in enumerate(dict.fromkeys(words.format(bound=run.bound) for run in runs)):
+            series = [
+                Series(name=run.name, style=index % 8, points=points)
+                for index, run in enumerate(runs)
+                if words.format(bound=run.bound) == title and len(points := curve(run, kind, column)) > 1
+            ]
+            values = [p.y for one in series for p in one.points]
+            if series:
+                log = min(values) > 0 and max(values) / min(values) > 5
+                out[f"{column}-{group.split()[0].lower()}" + f"-{number}" * bool(number)] = Chart(
+                    title=f"{title}: {group.lower()}",
+                    caption=title,
+                    x=Axis(label="training steps"),
+                    y=Axis(label=title, scale="log" if log else "linear"),
+                    series=series,
+                    dots=False,
+                )
     return out
 
 

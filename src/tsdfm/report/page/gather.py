@@ -46,6 +46,11 @@ class MadeFolder:
         return "Teachers" if TrainedRun(Path(self.name), self.manifest).many_step else "Students and others"
 
     @property
+    def bound(self) -> str:
+        """What the bound of its evaluations is called."""
+        return TrainedRun(Path(self.name), self.manifest).bound_label
+
+    @property
     def order(self) -> tuple[int, str]:
         """Where it stands in the pipeline; students in the order in which they were made."""
         if self.stage in STAGES:
