@@ -76,8 +76,6 @@ def test_lists_of_methods_are_parted_by_commas_and_judges_are_not() -> None:
     found = read("report frontier", VERBS["report frontier"], words)
     assert found.against == ("fs-dfm", "ts-random", "ts-dfm")
     assert found.judges == ("a,b.gguf", "c")
-    claims = read("report claims", VERBS["report claims"], ["runs", "--thresholds", "ts-a,ts-b"])
-    assert claims.thresholds == ("ts-a", "ts-b")
 
 
 def test_an_empty_corpus_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

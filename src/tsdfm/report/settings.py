@@ -260,21 +260,6 @@ class MauveSettings(ReportSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClaimsSettings(ReportSettings):
-    """The paper's claims, each answered from what the other commands have written; nothing is sampled."""
-
-    student: str = option("ts-dfm", "the student in the paper's setting")
-    base: str = option("fs-dfm", "the blind student it is compared with")
-    control: str = option("control", "the blind student of equal training")
-    random: str = option("ts-random", "the student trained with a random pick")
-    from_teacher: str = option("ts-from-teacher", "the student that started from the teacher (DFM init)")
-    thresholds: tuple[Name, ...] = option(("ts-tau-0.02", "ts-tau-0.4"), "students with other τ than the student's")
-    student_steps: int = option(8, "steps of the student that is compared with its teacher")
-    teacher_steps: int = option(1024, "steps of that teacher")
-    accuracy: float = option(0.95, "what a compass should reach")
-
-
-@dataclass(frozen=True, kw_only=True)
 class PageSettings:
     """Write the report of a pipeline's folder as one HTML file, or as one page of Markdown."""
 

@@ -74,12 +74,5 @@ TABLES = {
         "how near texts come to held-out text",
         "runs/mine --judges smollm2 --steps 8",
     ),
-    "claims": Made(
-        "ClaimsSettings",
-        "commands.claims:run",
-        "the paper's claims, answered from what was measured",
-        "runs/mine",
-        judged=False,
-    ),
 }
 """Of `tsdfm.report`: the classes of `settings`, and functions of one. A recipe may ask for any of them."""
