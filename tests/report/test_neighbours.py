@@ -31,8 +31,8 @@ def masked(report_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def made(report_home: Path, masked: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
     out = tmp_path_factory.mktemp("neighbours")
-    runs = [report_home, masked, f"{masked}@remdm-cap:0.5", f"{report_home}/fs-dfm-uniform@hazard-cumulative"]
-    assert main(["report", "neighbours", *map(str, runs), "--out", str(out), "--reference", "fs-dfm", *FEW]) == 0
+    runs = [str(report_home), str(masked), f"{masked}@remdm-cap:0.5", "--also", "fs-dfm@hazard-cumulative"]
+    assert main(["report", "neighbours", *runs, "--out", str(out), "--reference", "fs-dfm", *FEW]) == 0
     return json.loads((out / "neighbours.json").read_text()), out
 
 
@@ -42,7 +42,7 @@ def ours(found: dict[str, Any]) -> list[dict[str, Any]]:
 
 def test_a_row_for_each_method_and_step_count(made: tuple[dict[str, Any], Path]) -> None:
     found, out = made
-    methods = ["teacher", "fs-dfm", "control", "ts-dfm", "fs-dfm@hazard-cumulative", "mdlm", "mdlm@remdm-cap:0.5"]
+    methods = ["teacher", "fs-dfm", "fs-dfm@hazard-cumulative", "control", "ts-dfm", "mdlm", "mdlm@remdm-cap:0.5"]
     assert [(row["method"], row["steps"]) for row in ours(found)] == [(m, at) for at in (2, 3) for m in methods]
     for row in ours(found):
         assert (row["nfe"], row["temperature"], row["top_p"]) == (row["steps"], 1.0, 1.0)
@@ -108,9 +108,7 @@ def test_the_figure_has_a_curve_for_each_method(made: tuple[dict[str, Any], Path
     assert text.count('class="chart"') == 1  # both sources in one
 
 
-def test_a_second_run_samples_nothing(
-    made: tuple[dict[str, Any], Path], report_home: Path, masked: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_run_samples_nothing(made: tuple[dict[str, Any], Path], report_home: Path, masked: Path) -> None:
     found, out = made
     before = {path: path.stat().st_mtime_ns for path in (out / "cells").iterdir()}
     runs = [report_home, masked, f"{masked}@remdm-cap:0.5", f"{report_home}/fs-dfm-uniform@hazard-cumulative"]
@@ -169,6 +167,8 @@ def test_a_run_by_another_jump_is_found(masked: Path) -> None:
         (["{home}/fs-dfm-uniform@nothing"], "unknown jump 'nothing'"),
         (["{home}/fs-dfm-uniform@remdm-cap:0.1"], "mask"),
         (["{home}/nowhere@euler"], "no folder at"),
+        (["{home}", "--also", "fs-dfm"], "also takes METHOD@JUMP, not 'fs-dfm'; the methods here: control, fs-dfm"),
+        (["{home}", "--also", "mdlm@euler"], "also takes METHOD@JUMP, not 'mdlm@euler'"),
         (["{home}", "--steps", "0"], "step counts of at least 1"),
         (["{home}", "--temperatures", "0,1"], "must be above 0"),
     ],
@@ -178,4 +178,4 @@ def test_mistakes(words: list[str], said: str, report_home: Path, capsys: pytest
     assert main(["report", "neighbours", *given, "--device", "cpu", "--samples", "2"]) == 2
     err = capsys.readouterr().err
     assert said in err.replace("\n", " ")
-    assert not (report_home / "report" / "neighbours.json").exists()
+    assert not (report_home / "report").exists()  # refused before anything was sampled

@@ -3,8 +3,7 @@
     bench = Bench(MeasureSettings(samples=64), Cells(Path("report/cells")))
     row = bench.row(run, bench.cell(run, steps=8))
 
-Nothing is sampled or scored twice: cells lie on disk, and so do the scores of judges that are networks. `scores.jsonl`
-grows by a line a text, so a process keeps its content, its judges and its counts of texts.
+Nothing is sampled or scored twice: cells lie on disk, and so do the scores of judges that are networks.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -24,10 +22,11 @@ from torch import Tensor
 
 from tsdfm.corpus.story_judge import judge as read_story
 from tsdfm.corpus.world import World, world_named
-from tsdfm.judges import Judge, judge_from
+from tsdfm.judges import Judge
 from tsdfm.judges.base import OnDone, Score
-from tsdfm.judges.cache import Book
+from tsdfm.judges.cache import book_at
 from tsdfm.judges.causal import CausalJudge
+from tsdfm.judges.load import judge_named
 from tsdfm.judges.world import WorldJudge
 from tsdfm.metrics.intervals import Estimate, mean_interval, wilson
 from tsdfm.metrics.ngrams import TextStats, text_stats
@@ -263,22 +262,3 @@ def stats_of(rows: Sequence[Tensor]) -> TextStats:
     if name not in _STATS:
         _STATS[name] = text_stats(rows)
     return _STATS[name]
-
-
-_book = lru_cache(maxsize=2)(Book)
-
-
-def book_at(path: Path) -> Book:
-    """The book of a file, up to date; the process keeps the last ones."""
-    return _book(path.absolute()).refresh()
-
-
-@lru_cache(maxsize=4)
-def _judge(spec: str, device: str, stamp: int | None) -> Judge:
-    return judge_from(spec, device)
-
-
-def judge_named(spec: str, device: str) -> Judge:
-    """`judge_from`, loaded once a process; a run that was trained again since is loaded again."""
-    manifest = Path(spec) / MANIFEST
-    return _judge(spec, device, manifest.stat().st_mtime_ns if manifest.is_file() else None)

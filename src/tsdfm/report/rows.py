@@ -97,6 +97,11 @@ class Row:
         """The method, and the policy that guided it."""
         return f"{self.method} + {self.guide}" if self.guide else self.method
 
+    @property
+    def marks(self) -> list[str]:
+        """The columns that are marked where it has collapsed."""
+        return ["entropy_bits", "ppl"] if self.collapsed else []
+
     def under(self, judge: str) -> Self:
         """The row with another judge's figures in it."""
         story = replace(self.story, ppl=None, nll=None) if self.story else None

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from tsdfm.engine.log import NAME as LOG
 from tsdfm.engine.log import read_metrics
 from tsdfm.errors import UserError
-from tsdfm.methods import method, method_of, names
+from tsdfm.methods import jump_for, method, method_of, names
 from tsdfm.store.bundle import find_shipped, read_bundle, unshipped
 from tsdfm.store.checkpoint import has_checkpoint
 from tsdfm.store.files import read_json
@@ -75,7 +76,8 @@ class TrainedRun:
 
     @property
     def settings(self) -> dict[str, Any]:
-        return dict(self.manifest.get("settings", {}))
+        found = self.manifest.get("settings")
+        return found if isinstance(found, dict) else {}
 
     @property
     def navigate(self) -> dict[str, Any] | None:
@@ -99,7 +101,7 @@ class TrainedRun:
     def order(self) -> tuple[int, int, str]:
         """Where it stands in a table: by source, then by method; a second compass of a source after the first."""
         first = self.name == f"compass-{self.source}"
-        return rank(self.source, SOURCES), -1 if first else rank(self.method), self.name
+        return rank(self.source, SOURCES), -1 if first else rank(str(self.manifest["stage"])), self.name
 
     def input(self, name: str) -> Path | None:
         """Where an input of the run was when it ran."""
@@ -122,14 +124,14 @@ class TrainedRun:
     def tokens_seen(self) -> list[int | None]:
         """Tokens of its training, after those of what it started from; None for what is not known."""
         loop, model, origin = self.settings.get("loop") or {}, self.manifest["model"], self.origin()
-        logged = [line["tokens"] for line in self.log() if line.get("tokens")]
+        logged = [line["tokens"] for line in self.lines if line.get("tokens")]
         asked = int(loop["steps"] * loop["batch"] * model["length"]) if {"steps", "batch"} <= loop.keys() else None
         before = origin.tokens_seen() if isinstance(origin, TrainedRun) else [None] if origin else []
         return [*before, logged[-1] if logged else self.manifest.get("tokens", asked)]
 
     def bound(self) -> tuple[float, str] | None:
         """The last bound of held-out text, in nats a token, and which bound it is: those of others do not compare."""
-        found = [line["elbo"] for line in self.log() if line.get("elbo") is not None]
+        found = [line["elbo"] for line in self.lines if line.get("elbo") is not None]
         return (found[-1], self.bound_label) if found else None
 
     @property
@@ -139,7 +141,8 @@ class TrainedRun:
         known = None if method is None else method.bound()
         return str(self.manifest.get("bound") or (known.label if known else "bound"))
 
-    def log(self) -> list[dict[str, Any]]:
+    @cached_property
+    def lines(self) -> list[dict[str, Any]]:
         """The lines of its `metrics.jsonl`; one that a kill cut short is left out."""
         return read_metrics(self.path) if (self.path / LOG).is_file() else []
 
@@ -198,11 +201,15 @@ class RunSet:
         return run.method if len(same) == 1 else f"{run.method} [{run.name}]"
 
 
-def find_runs(paths: Sequence[str | Path], tokens: str | Path | None = None) -> RunSet:
-    """The runs in a pipeline's folder (its subfolders with a manifest), the run folders themselves, or a bundle's."""
+def find_runs(paths: Sequence[str | Path], tokens: str | Path | None = None, also: Sequence[str] = ()) -> RunSet:
+    """The runs in a pipeline's folder (its subfolders with a manifest), the run folders themselves, or a bundle's.
+
+    `also` are some of them once more by another jump: `METHOD@JUMP`, the method as tables call it.
+    """
     if not paths:
         raise UserError("give a pipeline's folder, run folders, or the name of a shipped model")
     runs = [run for path in dict.fromkeys(map(Path, paths)) for run in runs_at(path)]
+    runs += [run for word in also for run in once_more(word, runs)]
     models, compasses = (
         tuple(sorted((run for run in runs if run.kind == kind), key=lambda run: run.order))
         for kind in ("model", "compass")
@@ -218,9 +225,28 @@ def find_runs(paths: Sequence[str | Path], tokens: str | Path | None = None) -> 
     if len(kinds) > 1:  # their entropies could not be compared
         one, other, *_ = (run.name for run in kinds.values())
         raise UserError(f"{one} and {other} have different tokenizers, so no table can compare them: report on each")
+    check_jumps([run for run in models if run.jump])
     if found is not None:
         same_tokens([run for run in models if run.shipped], found)
     return RunSet(home, models, compasses, found)
+
+
+def once_more(word: str, runs: Sequence[TrainedRun]) -> list[TrainedRun]:
+    """The runs that `METHOD@JUMP` names, by that jump."""
+    name, _, jump = word.partition("@")
+    found = [replace(run, jump=jump) for run in runs if run.kind == "model" and name in (run.method, run.name)]
+    if not jump or not found:
+        known = ", ".join(dict.fromkeys(run.method for run in runs if run.kind == "model"))
+        raise UserError(f"also takes METHOD@JUMP, not {word!r}; the methods here: {known}")
+    return found
+
+
+def check_jumps(runs: Sequence[TrainedRun]) -> None:
+    """Refuse a jump that a run cannot take, before anything is sampled."""
+    from tsdfm.nn.velocity import spec_in
+
+    for run in runs:
+        jump_for(run.jump, spec_in(run.manifest, run.path))
 
 
 def same_tokens(runs: Sequence[TrainedRun], tokens: Path) -> None:

@@ -66,7 +66,10 @@ class MeasureSettings:
 class ReportSettings:
     """Which runs a table is about, and how its texts are made and judged. What is none is as the runs were measured."""
 
-    runs: tuple[ModelPath, ...] = required("a pipeline's folder, run folders, or a shipped model's name")
+    runs: tuple[ModelPath, ...] = required("a pipeline's folder, run folders, or a shipped model's name; RUN@JUMP")
+    also: tuple[str, ...] = option(
+        (), "some of the runs once more by another jump, METHOD@JUMP; may be given many times"
+    )
     out: Path | None = option(None, "folder of the report; none is `report` beside the runs")
     tokens: Path | None = option(None, "the tokens folder, for held-out text; none finds it")
     samples: int | None = option(None, "texts for each figure; none is what the runs were measured with, or 64")

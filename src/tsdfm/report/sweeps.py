@@ -128,8 +128,7 @@ def cell_row(
     out |= {f"ppl {name}": found["ppl"] for name, found in list(judges.items())[1:]}
     del out["texts"]
     seconds = len(cell.texts) * cell.length / out["tokens_per_s"]
-    marks = ["entropy_bits", "ppl"] if row.collapsed else []
-    return {**out, "judges": judges, "marks": marks, "seconds": seconds, **desk.about(run)}
+    return {**out, "judges": judges, "marks": row.marks, "seconds": seconds, **desk.about(run)}
 
 
 def frontier_charts(

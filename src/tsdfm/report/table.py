@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -56,6 +56,11 @@ SOURCE, METHOD = Column("source", "source", "left"), Column("method", "method", 
 ORIGIN = Column("origin", "from", "left")
 STEPS, VALID = Column("steps", "steps"), Column("valid", "valid stories", format=".3f")
 PPL, ENTROPY = Column("ppl", "perplexity", format=".2f"), Column("entropy_bits", "entropy (bits)", format=".2f")
+
+
+def judge_columns(names: Iterable[str]) -> list[Column]:
+    """The perplexity under each of some judges, a column for each."""
+    return [Column(f"ppl {name}", f"ppl, {name}", format=".2f") for name in names]
 
 
 @dataclass(frozen=True)

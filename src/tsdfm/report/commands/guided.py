@@ -12,7 +12,7 @@ from tsdfm.report.rows import Plain
 from tsdfm.report.runs import TrainedRun
 from tsdfm.report.settings import CandidatesSettings, PolicySettings, RefinementSettings
 from tsdfm.report.sweeps import Line, cell_row, swept
-from tsdfm.report.table import ENTROPY, METHOD, ORIGIN, PPL, SOURCE, STEPS, VALID, Column, Table
+from tsdfm.report.table import ENTROPY, METHOD, ORIGIN, PPL, SOURCE, STEPS, VALID, Column, Table, judge_columns
 from tsdfm.samples.guide import Guide
 
 NONE = "no guidance"
@@ -90,7 +90,7 @@ def refinement(settings: RefinementSettings) -> Path:
             cell = desk.cell(run, steps, guide=guide)
             add(run, "generation", cell.navigation, cell.length, steps=steps)
     for run in desk.runs.models:
-        lines = [line for line in run.log() if line["kind"] == "train" and any(n.startswith(PREFIX) for n in line)]
+        lines = [line for line in run.lines if line["kind"] == "train" and any(n.startswith(PREFIX) for n in line)]
         if lines:
             add(run, "training", lines[-1], run.manifest["model"]["length"])
     quote = QUOTES["refinement"]
@@ -107,10 +107,9 @@ def guided_table(
     desk: Desk, title: str, key: Sequence[Column], temperatures: Sequence[float], last: Sequence[Column] = ()
 ) -> Table:
     """A table of guided generations; `key` are the columns that tell them apart, and each judge has one of its own."""
-    others = [Column(f"ppl {name}", f"ppl, {name}", format=".2f") for name in desk.judge_names()[1:]]
     blind = [Column("at_own", "ppl / blind at that entropy")] if temperatures else []
     counts = [Column("nfe", "NFE"), Column("compass_calls", "compass calls", format=".1f")]
-    rest = [*blind, *others, *([VALID] if desk.asked.world else []), *counts, *last]
+    rest = [*blind, *judge_columns(desk.judge_names()[1:]), *([VALID] if desk.asked.world else []), *counts, *last]
     table = Table(desk.name, title, [SOURCE, METHOD, *key, ORIGIN, ENTROPY, PPL, *rest], quote=QUOTES[desk.name])
     if temperatures:
         shown = ", ".join(f"{t:g}" for t in temperatures)

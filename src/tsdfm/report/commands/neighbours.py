@@ -22,7 +22,7 @@ from tsdfm.report.rows import Plain, Row
 from tsdfm.report.runs import RunSet, TrainedRun
 from tsdfm.report.settings import NeighboursSettings
 from tsdfm.report.sweeps import Line, cell_row, frontier_charts, point_of, swept
-from tsdfm.report.table import ENTROPY, METHOD, PPL, SOURCE, STEPS, VALID, Column, Table
+from tsdfm.report.table import ENTROPY, METHOD, PPL, SOURCE, STEPS, VALID, Column, Table, judge_columns
 from tsdfm.store.files import write_text
 from tsdfm.tokens.rows import TokenRows
 
@@ -45,8 +45,7 @@ def run(settings: NeighboursSettings) -> Path:
             line = control if model is chosen else swept(desk, model, at, settings.temperatures)
             points += [replace(row, source=None, method=named(desk.runs, model)) for row, _ in line.cells]
         rows += [neighbour(desk, model, steps, control, near) for steps in settings.steps]
-    others = [Column(f"ppl {name}", f"ppl, {name}", format=".2f") for name in desk.judge_names()[1:]]
-    judged = [VALID if desk.asked.world else PPL, *others]  # stories are judged by whether they are valid
+    judged = [VALID if desk.asked.world else PPL, *judge_columns(desk.judge_names()[1:])]
     columns = [*FIRST, *judged, ENTROPY, NATS, AT_OWN, MAUVE if near.known else BIGRAMS, *LAST]
     table = Table("neighbours", "Methods at a few steps", columns, quote=QUOTES["neighbours"])
     table.rows = [row for steps in settings.steps for row in rows if row["steps"] == steps] + quoted(settings.steps)

@@ -68,7 +68,7 @@ def step_time(model: TrainedRun) -> tuple[float | None, int]:
     A line of `metrics.jsonl` has the seconds since the one before; the first interval holds warm-up, so it counts
     only where there is no other.
     """
-    lines = [line for line in model.log() if line["kind"] == "train" and line.get("seconds")]
+    lines = [line for line in model.lines if line["kind"] == "train" and line.get("seconds")]
     spans = [(steps_in(after, before), after["seconds"]) for before, after in pairwise(lines)]
     spans = [(steps, seconds) for steps, seconds in spans if steps > 0]
     if not spans and lines:

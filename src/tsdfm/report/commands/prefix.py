@@ -46,9 +46,8 @@ def run(settings: PrefixSettings) -> Path:
         for steps in settings.steps:
             cell = desk.cell(model, steps, prefixes=task)
             row = desk.judged(cell).against(real)
-            marks = ["entropy_bits", "ppl"] if row.collapsed else []
             found = fields_of(row, cell, task)
-            known = {**desk.about(model), "marks": marks, "mauve": mauve_of(desk, cell, held_out)}
+            known = {**desk.about(model), "marks": row.marks, "mauve": mauve_of(desk, cell, held_out)}
             table.add(**{**found, **known}, collapsed=row.collapsed)
             desk.say(f"{model.name}: {steps} steps, accuracy {found['accuracy']:.3f}")
     table.add(**{**fields_of(real, held_out, task), "source": "", "method": REAL, "origin": ""}, collapsed=False)

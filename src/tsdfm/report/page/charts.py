@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from tsdfm.charts import Axis, Chart, Point, Series
 from tsdfm.compass.figure import energy_chart
 from tsdfm.metrics.intervals import Estimate
-from tsdfm.report.page.gather import Gathered, MadeFolder
+from tsdfm.report.page.gather import Gathered
 from tsdfm.report.rows import REAL, Row, finite
+from tsdfm.report.runs import TrainedRun
 from tsdfm.report.sweeps import ENTROPIES as ENTROPIES
 from tsdfm.report.sweeps import frontier_charts
 
@@ -94,15 +95,15 @@ def energy(found: Gathered) -> Charts:
     return {f"energy-{source}": energy_chart({**exam, "source": source}) for source, exam in known.items()}
 
 
-def training(group: str, runs: Sequence[MadeFolder]) -> Charts:
+def training(group: str, runs: Sequence[TrainedRun]) -> Charts:
     """The curves of some runs, a chart for each quantity; bounds of different names do not share one."""
     out = Charts()
     for kind, column, words in CURVES:
-        for number, title in enumerate(dict.fromkeys(words.format(bound=run.bound) for run in runs)):
+        for number, title in enumerate(dict.fromkeys(words.format(bound=run.bound_label) for run in runs)):
             series = [
                 Series(name=run.name, style=index % 8, points=points)
                 for index, run in enumerate(runs)
-                if words.format(bound=run.bound) == title and len(points := curve(run, kind, column)) > 1
+                if words.format(bound=run.bound_label) == title and len(points := curve(run, kind, column)) > 1
             ]
             values = [p.y for one in series for p in one.points]
             if series:
@@ -118,7 +119,7 @@ def training(group: str, runs: Sequence[MadeFolder]) -> Charts:
     return out
 
 
-def navigation(run: MadeFolder) -> Charts:
+def navigation(run: TrainedRun) -> Charts:
     """What the compass did while a student was trained."""
     out = Charts()
     for title, unit, columns, styles in NAVIGATION:
@@ -137,7 +138,7 @@ def navigation(run: MadeFolder) -> Charts:
     return out
 
 
-def curve(run: MadeFolder, kind: str, column: str) -> list[Point]:
+def curve(run: TrainedRun, kind: str, column: str) -> list[Point]:
     """One column of a run's metrics, thinned to what can be seen."""
     lines = [line for line in run.lines if line["kind"] == kind and finite(line.get(column))]
     points = [Point(x=line["step"], y=line[column]) for line in lines]
