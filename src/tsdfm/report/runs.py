@@ -61,6 +61,12 @@ class TrainedRun:
         return f"{name}@{self.jump}" if self.jump else name
 
     @property
+    def called(self) -> str:
+        """What tables call it: its method, and how many rounds of distillation it has gone through, if any."""
+        rounds = (self.manifest.get("model") or {}).get("rounds", 0)
+        return f"{self.method}, {rounds} round{'s' * (rounds > 1)}" if rounds else self.method
+
+    @property
     def kind(self) -> str | None:
         """`model`, `compass`, `tokens`, or none of what a report needs."""
         if "schedule" in (self.manifest.get("model") or ()):
@@ -196,9 +202,9 @@ class RunSet:
         return list(out.values())
 
     def label(self, run: TrainedRun) -> str:
-        """What a table calls a run: its method, and its folder where several have that method."""
-        same = [other for other in self.models if (other.method, other.source) == (run.method, run.source)]
-        return run.method if len(same) == 1 else f"{run.method} [{run.name}]"
+        """What a table calls a run, with its folder where several are called so."""
+        same = [other for other in self.models if (other.called, other.source) == (run.called, run.source)]
+        return run.called if len(same) == 1 else f"{run.called} [{run.name}]"
 
 
 def find_runs(paths: Sequence[str | Path], tokens: str | Path | None = None, also: Sequence[str] = ()) -> RunSet:

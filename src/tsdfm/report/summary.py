@@ -66,7 +66,7 @@ def both(row: Row) -> str:
 def every_row(rows: Sequence[Row]) -> Table:
     """Every row with its intervals; story columns only where the story world judged."""
     stories = any(row.valid for row in rows)
-    columns = [METHOD, SOURCE, Column("steps", "steps", format="d"), Column("nfe", "NFE", format="g")]
+    columns = [METHOD, SOURCE, Column("steps", "steps", format="d"), Column("nfe", "NFE", format=".4g")]
     columns += [Column("valid_text", "valid stories"), Column("nll", "NLL / story", format=".1f")] if stories else []
     columns += [Column("ppl_text", "perplexity"), ENTROPY, Column("tokens_per_s", "tokens/s", format=",.0f")]
     others = dict.fromkeys(name for row in rows for name in list(row.judges)[1:])

@@ -31,6 +31,7 @@ class SampleSettings:
     )
     top_p: float = option(1.0, "keep the most likely tokens up to this share of the probability")
     jump: str = option("auto", JUMP)
+    cfg: float = option(0.0, "strength of classifier-free guidance by what is given, for mask models: 2 passes a step")
     guide: PolicyName = option("blind", "navigate every step by a compass: sequence, token or sequence-to-token")
     compass: ModelPath | None = option(
         None, "a compass's run or bundle, for --guide (none: the shipped model's own) or a trajectory's energies"

@@ -6,13 +6,15 @@ t by the method's law,   x_0 ~ source,   x_t on the path between x_0 and x_1,   
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from dataclasses import replace
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from tsdfm import kernels
 from tsdfm.engine.rows import held_out_parts
+from tsdfm.engine.runner import as_written
 from tsdfm.engine.task import Context
 from tsdfm.flow import Bound, RowNoise, bits_per_character, interpolate
 from tsdfm.kernels.fused import Objective, fused_loss
@@ -43,6 +45,15 @@ class TextLoss(Protocol):
         ...
 
 
+@runtime_checkable
+class Cuts(Protocol):
+    """A loss that also learns from shorter rows."""
+
+    def length(self, longest: int, step: int, seed: int) -> int:
+        """How many free positions of `longest` the rows of a training step have, on all processes alike."""
+        ...
+
+
 class TeacherTask:
     """What the training loop asks for: the network, the loss of a batch, and the held-out bound."""
 
@@ -65,6 +76,16 @@ class TeacherTask:
         self.world = context.world
 
     def loss(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Mapping[str, Tensor]]:
+        anchor, longest = self.spec.anchor, batch.tokens.shape[1]
+        if isinstance(self.objective, Cuts):
+            length = anchor + self.objective.length(longest - anchor, step, self.seed)
+            if length < longest:
+                with as_written():  # a length that seldom comes again is not worth compiling
+                    return self.whole(model, replace(batch, tokens=batch.tokens[:, :length]))
+        return self.whole(model, batch)
+
+    def whole(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """The loss of rows of any length."""
         x_1, noise = batch.tokens, RowNoise(self.seed, batch.rows)
         t = self.objective.times(batch.rows, self.seed)
         x_0 = self.source.draw(x_1.shape, noise, x_1.device)

@@ -29,7 +29,7 @@ from tsdfm.tokens.rows import TokenRows
 NATS, AT_OWN = Column("entropy_nats", "entropy (nats)", format=".2f"), Column("at_own", "ppl / reference")
 MAUVE, BIGRAMS = Column("mauve", "MAUVE", format=".3f"), Column("bigram_entropy_bits", "bigram entropy", format=".2f")
 FIRST = [METHOD, SOURCE, Column("size", "parameters"), Column("tokens_seen", "tokens seen"), STEPS,
-         Column("nfe", "NFE", format="g")]  # fmt: skip
+         Column("nfe", "NFE", format=".4g")]  # fmt: skip
 LAST = [Column("seconds_a_text", "s a text", format=".3g"), Column("temperature", "T", format="g"),
         Column("top_p", "top-p", format="g"), Column("bound_text", "bound, nats a token")]  # fmt: skip
 
