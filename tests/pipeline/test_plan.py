@@ -240,6 +240,12 @@ def test_a_setting_of_a_model_is_known_by_its_type() -> None:
     assert needs == {"teacher"}
 
 
+def test_a_table_of_the_report_may_have_runs_by_other_jumps() -> None:
+    given = {"tables": ["neighbours"], "neighbours": {"also": ["mdlm@remdm-cap:0.1"], "steps": [8]}}
+    (table,) = plan(recipe(measure={}, report=given)).tables
+    assert (table.settings.runs[0], table.settings.also, table.settings.steps) == (OUT, ("mdlm@remdm-cap:0.1",), (8,))
+
+
 def test_what_needs_a_judge_is_refused_before_anything_runs() -> None:
     with pytest.raises(UserError, match="report policy needs a judge"):
         plan(recipe(measure={"world": ""}, report={"tables": ["policy"]}))

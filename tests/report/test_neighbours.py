@@ -12,6 +12,7 @@ import pytest
 
 from tsdfm.cli import main
 from tsdfm.report.cells import load_cell
+from tsdfm.report.commands.neighbours import quoted
 from tsdfm.report.runs import find_runs, run_at
 
 FEW = ["--steps", "2,3", "--temperatures", "0.6,1.0,1.4", "--samples", "4", "--device", "cpu"]
@@ -54,6 +55,7 @@ def test_a_row_for_each_method_and_step_count(made: tuple[dict[str, Any], Path])
     labels = [column["label"] for column in found["columns"]]
     assert {"valid stories", "T", "top-p", "NFE", "bigram entropy", "s a text"} <= set(labels)
     assert "perplexity" not in labels  # the world judges
+    assert not any(row.get("paper") for row in found["rows"])
     assert "| mdlm@remdm-cap:0.5 | mask |" in (out / "neighbours.md").read_text()
 
 
@@ -64,11 +66,19 @@ def test_other_jumps_write_other_texts(made: tuple[dict[str, Any], Path]) -> Non
 
 
 def test_bounds_stand_beside_their_names(made: tuple[dict[str, Any], Path]) -> None:
-    bounds = {row["method"]: row["bound"] for row in ours(made[0])}
-    assert bounds["teacher"]["label"] == "flow ELBO"
-    assert bounds["mdlm"]["label"] == "NELBO"
-    for row in ours(made[0]):
-        assert row["bound_text"] == f"{row['bound']['nats']:.2f} ({row['bound']['label']})"
+    found = json.loads((made[1] / "neighbours-bounds.json").read_text())
+    names = [(row["method"], row["bound"]) for row in found["rows"]]
+    assert names == [("mdlm", "NELBO"), *((m, "flow ELBO") for m in ("teacher", "fs-dfm", "control", "ts-dfm"))]
+    assert all(row["nats"] > 0 and row["bits"] > 0 for row in found["rows"])
+
+
+def test_passes_are_a_mean_where_the_sampler_decides_them(masked: Path, report_home: Path, tmp_path: Path) -> None:
+    words = ["--steps", "8", "--temperatures", "1.0", "--samples", "4", "--device", "cpu", "--out", str(tmp_path)]
+    words += ["--tokens", str(report_home / "tokens"), "--world", "small"]
+    assert main(["report", "neighbours", f"{masked}@eb:60", *words]) == 0
+    (row,) = ours(json.loads((tmp_path / "neighbours.json").read_text()))
+    assert row["steps"] == 8
+    assert 1 < row["nfe"] < 8
 
 
 def test_tokens_seen_are_those_of_the_start_and_its_own(made: tuple[dict[str, Any], Path], report_home: Path) -> None:
@@ -128,6 +138,13 @@ def test_a_network_judge_gives_perplexity_and_mauve(report_home: Path, own_judge
     assert {"perplexity", "MAUVE"} <= {column["label"] for column in found["columns"]}
     assert all(0 < row["mauve"] <= 1 for row in ours(found))
     assert found["reference"] == "teacher"
+
+
+def test_the_papers_rows_stand_beside_ours_where_they_have_its_steps() -> None:
+    rows = [row for row in quoted((4, 8)) if row["method"].startswith("TS-DFM")]
+    assert [(row["steps"], row["ppl"], row["entropy_bits"], row["size"], row["tokens_seen"]) for row in rows] == [
+        (8, 56.1, 7.2, "0.17B", "78.7B + 6.4B")
+    ]
 
 
 def test_continuations_by_any_method_and_jump(masked: Path, report_home: Path, tmp_path: Path) -> None:

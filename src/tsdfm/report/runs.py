@@ -135,10 +135,10 @@ class TrainedRun:
         before = origin.tokens_seen() if isinstance(origin, TrainedRun) else [None] if origin else []
         return [*before, logged[-1] if logged else self.manifest.get("tokens", asked)]
 
-    def bound(self) -> tuple[float, str] | None:
-        """The last bound of held-out text, in nats a token, and which bound it is: those of others do not compare."""
-        found = [line["elbo"] for line in self.lines if line.get("elbo") is not None]
-        return (found[-1], self.bound_label) if found else None
+    def bound(self) -> dict[str, float | None]:
+        """The last bound of held-out text, in nats a token and bits a character, where it was evaluated."""
+        found = [line for line in self.lines if line.get("elbo") is not None]
+        return {"nats": found[-1]["elbo"], "bits": found[-1].get("bits_per_character")} if found else {}
 
     @property
     def bound_label(self) -> str:

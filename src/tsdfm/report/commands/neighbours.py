@@ -31,7 +31,9 @@ MAUVE, BIGRAMS = Column("mauve", "MAUVE", format=".3f"), Column("bigram_entropy_
 FIRST = [METHOD, SOURCE, Column("size", "parameters"), Column("tokens_seen", "tokens seen"), STEPS,
          Column("nfe", "NFE", format=".4g")]  # fmt: skip
 LAST = [Column("seconds_a_text", "s a text", format=".3g"), Column("temperature", "T", format="g"),
-        Column("top_p", "top-p", format="g"), Column("bound_text", "bound, nats a token")]  # fmt: skip
+        Column("top_p", "top-p", format="g")]  # fmt: skip
+BOUNDS = [SOURCE, METHOD, Column("bound", "bound", "left"), Column("nats", "nats a token", format=".3f"),
+          Column("bits", "bits a character", format=".3f")]  # fmt: skip
 
 
 def run(settings: NeighboursSettings) -> Path:
@@ -48,16 +50,17 @@ def run(settings: NeighboursSettings) -> Path:
     judged = [VALID if desk.asked.world else PPL, *judge_columns(desk.judge_names()[1:])]
     columns = [*FIRST, *judged, ENTROPY, NATS, AT_OWN, MAUVE if near.known else BIGRAMS, *LAST]
     table = Table("neighbours", "Methods at a few steps", columns, quote=QUOTES["neighbours"])
-    table.rows = [row for steps in settings.steps for row in rows if row["steps"] == steps] + quoted(settings.steps)
+    table.rows = [row for steps in settings.steps for row in rows if row["steps"] == steps]
+    table.rows += [] if desk.asked.world else quoted(settings.steps)  # which have perplexities alone
     temperatures = ", ".join(f"{t:g}" for t in settings.temperatures)
     table.notes += [
         f"ppl / reference: over that of {control.label}, {chosen.source} source, {at} steps, at the same entropy, on "
         f"its sweep at temperatures {temperatures}; below 1 is better, outside: it has no text of that entropy",
         "NFE: network passes of a text, the mean where it is an outcome; tokens seen: of what it started from, and own",
-        "bounds of different names are of different processes: compare those of one name alone",
     ]
     desk.add_target(table, entropy_nats=desk.real().plain()["entropy_nats"] if desk.runs.tokens else None)
     table.about |= {"reference": control.label, "temperatures": list(settings.temperatures)}
+    bounds(desk)
     if points:
         table.about["points"] = [point_of(row) for row in points]
         draw(desk, points, at)
@@ -67,18 +70,27 @@ def run(settings: NeighboursSettings) -> Path:
 def neighbour(desk: Desk, model: TrainedRun, steps: int, control: Line, near: Nearness) -> Plain:
     """One method at one step count."""
     cell = desk.cell(model, steps)
-    row, bound, seen = cell_row(desk, model, cell, control=control), model.bound(), model.tokens_seen()
+    row, seen = cell_row(desk, model, cell, control=control), model.tokens_seen()
     row["at_own"] = "reference" if (model, steps) == (control.run, control.steps) else row["at_own"]
     return row | {
         "parameters": model.parameters(),
         "size": size(model.parameters()),
         "tokens": seen,
         "tokens_seen": " + ".join("?" if each is None else size(each) for each in seen),
-        "bound": None if bound is None else {"label": bound[1], "nats": bound[0]},
-        "bound_text": None if bound is None else f"{bound[0]:.2f} ({bound[1]})",
         "seconds_a_text": row["seconds"] / len(cell.texts),
         "mauve": near(cell.texts),
     }
+
+
+def bounds(desk: Desk) -> None:
+    """The table of bounds, those of one name together: bounds of different processes do not compare."""
+    table = Table("neighbours-bounds", "Bounds of held-out text", BOUNDS)
+    known = [model for model in desk.runs.models if not model.jump and model.bound()]
+    for model in sorted(known, key=lambda model: model.bound_label):
+        table.add(**desk.about(model), bound=model.bound_label, **model.bound())
+    table.notes.append("of the last evaluation of each training; only those of one name compare")
+    if table.rows:
+        desk.finish(table, sampled=False, beside=True)
 
 
 class Nearness:
