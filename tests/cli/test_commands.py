@@ -131,7 +131,7 @@ def test_the_pipeline_writes_the_table_and_is_not_run_twice(demo: Path, capsys: 
 
 def test_tables_as_json(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What a report prints as JSON is the table that it wrote, and nothing else is on stdout."""
-    for name in ("main", "claims"):
+    for name in ("main", "overhead"):
         capsys.readouterr()
         assert main(["report", name, str(demo), "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
