@@ -16,15 +16,16 @@ from tsdfm.flow import Bound
 from tsdfm.flow.logits import readable_as
 from tsdfm.nn.ddit import DDiT
 from tsdfm.nn.velocity import VelocitySpec, check_rows, spec_in
-from tsdfm.settings import to_dict
+from tsdfm.settings import path_settings, to_dict
 from tsdfm.store.bundle import FoundWeights, find_weights, on_disk
 from tsdfm.store.checkpoint import Store, read_state
 from tsdfm.store.manifest import input_sha256
 from tsdfm.tokens.loader import with_numbers
 from tsdfm.tokens.rows import TokenRows, valid_rows
 
-FREE = {"tokens", "init_from", "out", "compass", "teacher", "name", "checkpoint", "probe_every", "resume"}
-FREE |= {"eval_rows", "eval_times", "allow_changed", "record", "loop", "optim"}  # what a resume may change
+FREE = {"name", "checkpoint", "probe_every", "resume", "eval_rows", "eval_times", "allow_changed", "record"}
+FREE |= {"loop", "optim"}
+"""Settings that a resumed run may change; paths too, of whose files the hashes count."""
 
 
 class Distils(Protocol):
@@ -102,7 +103,8 @@ def record_for(settings: DistilSettings, spec: VelocitySpec, method: Distils) ->
     start = {"init_from": on_disk(settings.init_from, "init_from", settings.START)}
     read = {"tokens": settings.tokens, **method.inputs(settings)}
     inputs = start | {name: on_disk(path, name) for name, path in read.items()}
-    own = {name: value for name, value in to_dict(settings).items() if name not in FREE}
+    free = FREE | path_settings(type(settings))
+    own = {name: value for name, value in to_dict(settings).items() if name not in free}
     bound = method.bound()
     return Record(
         stage=settings.name or method.label or method.name,

@@ -63,6 +63,8 @@ class Method:
     """The jump it writes by unless told otherwise."""
     many_step: ClassVar[bool] = True
     """Does it need many steps, as a teacher does? Tables then measure it at more of them."""
+    blind: ClassVar[str] = ""
+    """The method that it is without a compass, where a compass navigates its midpoints: its control in tables."""
 
     def train(self, settings: Any) -> Path:
         """Train a model by these settings and return its run folder."""
