@@ -12,6 +12,8 @@ def setting(source, seed=1, batch=6, n=3):
     g = torch.Generator().manual_seed(seed)
     top = VOCAB + (source == "mask")
     x = torch.randint(0, top, (batch, LENGTH), generator=g)
+    if source == "mask":
+        x[:, ::3] = VOCAB
     t = torch.rand(batch, generator=g, dtype=torch.float64) * 0.7
     h = torch.rand(batch, generator=g, dtype=torch.float64) * 0.3
     t[0], h[0] = 0.75, 0.25  # a last step among the others

@@ -114,6 +114,7 @@ def test_what_is_refused() -> None:
         ({"length": 40, "stride": 0}, "at least 1"),
         ({"length": 40, "stride": 20}, "at most the 19"),
         ({"length": 40, "infill": "A{1-2}B"}, "gaps of several lengths"),
+        ({"length": 40, "prefix": "A", "cfg": 1.0}, "cfg: for texts of the model's 20 tokens"),
     ):
         with pytest.raises(UserError, match=said):
             model.sample(**given)  # type: ignore[arg-type]

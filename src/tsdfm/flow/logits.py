@@ -18,6 +18,8 @@ other at each position. With κ = κ(t), r = κ/(1−κ) and K = |V|:
 π < 0: that is taken as 0. The error of a learned score grows by 1/κ on its way to π, so near t = 0 the posterior of the
 uniform source is worth little; the jumps that read the score do without it. A learned score of the mask source may
 also have Σs ≠ r: only jumps that read the score notice.
+
+At [MASK] plain and subs are both logits of x_1: so plain answers can be read as subs, but not the other way round.
 """
 
 from __future__ import annotations
@@ -106,3 +108,8 @@ def meaning_of(name: str, source: Source, schedule: Schedule, reads: Reads = "po
 
 def _unscaled(schedule: Schedule, t: Tensor, source: Source) -> Tensor:
     return (log_odds(schedule, t) - math.log(source.vocab)).unsqueeze(-1)
+
+
+def readable_as(name: str, wanted: str) -> bool:
+    """Do answers that mean `name` hold all that those of meaning `wanted` do?"""
+    return name == wanted or (name, wanted) == ("plain", "subs")

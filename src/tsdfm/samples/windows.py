@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,6 +19,10 @@ from tsdfm.flow import RowNoise, Source, Step
 from tsdfm.nn.velocity import VelocitySpec
 from tsdfm.samples.given import Given
 
+OnStep = Callable[[Step], None]
+OnState = Callable[[int, float, Tensor], None]
+Told = tuple[OnStep | None, OnState | None]
+"""`on_step` and `on_state` of a solver."""
 STREAM = 1 << 22  # of the random numbers of the windows after the first
 
 
@@ -101,19 +106,23 @@ class Page:
         """The texts [B, N] with a window's state [B, L] in its place."""
         return self.state.index_copy(1, window.columns.to(part.device), part)
 
-    def steps(self, index: int, told: Callable[[Step], None]) -> Callable[[Step], None]:
-        """`on_step` of the window `index`, which tells of whole texts. Time runs once over all W windows: (w + t)/W."""
+    def told(self, on_state: OnState | None, on_step: OnStep | None, passes: int) -> list[Told]:
+        """The callbacks of each window, which tell of whole texts: time runs once over all W windows, as (w + t)/W.
+
+        `passes` are those of a window.
+        """
+        return [
+            (
+                None if on_step is None else partial(self._step, index, on_step),
+                None if on_state is None else partial(self._state, index, on_state, index * passes),
+            )
+            for index in range(len(self.windows))
+        ]
+
+    def _step(self, index: int, tell: OnStep, step: Step) -> None:
         window, count = self.windows[index], len(self.windows)
+        before, after = (self.whole(window, part) for part in (step.before, step.after))
+        tell(replace(step, t=(index + step.t) / count, h=step.h / count, before=before, after=after))
 
-        def tell(step: Step) -> None:
-            before, after = (self.whole(window, part) for part in (step.before, step.after))
-            told(replace(step, t=(index + step.t) / count, h=step.h / count, before=before, after=after))
-
-        return tell
-
-    def states(
-        self, index: int, told: Callable[[int, float, Tensor], None], before: int
-    ) -> Callable[[int, float, Tensor], None]:
-        """`on_state` of the window `index`, likewise; `before` passes were made by windows before it."""
-        window, count = self.windows[index], len(self.windows)
-        return lambda passes, t, x: told(before + passes, (index + t) / count, self.whole(window, x))
+    def _state(self, index: int, tell: OnState, before: int, passes: int, t: float, x: Tensor) -> None:
+        tell(before + passes, (index + t) / len(self.windows), self.whole(self.windows[index], x))

@@ -6,12 +6,15 @@ t by the method's law,   x_0 ~ source,   x_t on the path between x_0 and x_1,   
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from dataclasses import replace
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from tsdfm import kernels
+from tsdfm.engine.runner import as_written
+from tsdfm.engine.settings import LoopSettings
 from tsdfm.engine.task import Context
 from tsdfm.flow import Bound, RowNoise, interpolate
 from tsdfm.kernels.fused import Objective, fused_loss
@@ -41,7 +44,52 @@ class TextLoss(Protocol):
         ...
 
 
-class TeacherTask:
+@runtime_checkable
+class Cuts(Protocol):
+    """A loss that also learns from shorter rows."""
+
+    def length(self, longest: int, step: int, seed: int) -> int:
+        """How many free positions of `longest` the rows of a training step have, on all processes alike."""
+        ...
+
+
+class Measures(Protocol):
+    """What a task that measures the bound asks of its settings."""
+
+    @property
+    def eval_rows(self) -> int: ...
+    @property
+    def eval_times(self) -> int: ...
+    @property
+    def loop(self) -> LoopSettings: ...
+
+
+class BoundTask:
+    """A network of `spec` with fresh weights, and the bound of held-out rows. A subclass says what is minimised."""
+
+    def __init__(self, settings: Measures, spec: VelocitySpec, valid: TokenRows | None, bound: Bound | None) -> None:
+        self.settings, self.spec, self.valid, self.bound = settings, spec, valid, bound
+        self.source, self.schedule = spec.flow_source(), spec.flow_schedule()
+        torch.manual_seed(settings.loop.seed)  # fresh weights; nothing else uses torch's own generator here
+        self.model: nn.Module = spec.network()
+        self.seed = settings.loop.seed
+
+    def bind(self, context: Context) -> None:
+        self.world = context.world
+
+    def loss(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """As `engine.task.Task` has it."""
+        raise NotImplementedError
+
+    def evaluate(self, model: nn.Module, step: int) -> Mapping[str, float]:
+        """The bound of held-out rows: nats per token, and bits per character of their text."""
+        if self.valid is None:
+            return {}
+        asked = (self.settings.eval_rows, self.settings.eval_times, self.settings.loop)
+        return held_out_bound(model, self.spec, self.bound, self.valid, *asked, self.world)
+
+
+class TeacherTask(BoundTask):
     """What the training loop asks for: the network, the loss of a batch, and the held-out bound."""
 
     def __init__(
@@ -52,17 +100,20 @@ class TeacherTask:
         objective: TextLoss,
         bound: Bound | None,
     ) -> None:
-        self.settings, self.spec, self.valid = settings, spec, valid
-        self.objective, self.bound = objective, bound
-        self.source, self.schedule = spec.flow_source(), spec.flow_schedule()
-        torch.manual_seed(settings.loop.seed)  # fresh weights; nothing else uses torch's own generator here
-        self.model: nn.Module = spec.network()
-        self.seed = settings.loop.seed
-
-    def bind(self, context: Context) -> None:
-        self.world = context.world
+        super().__init__(settings, spec, valid, bound)
+        self.objective = objective
 
     def loss(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Mapping[str, Tensor]]:
+        anchor, longest = self.spec.anchor, batch.tokens.shape[1]
+        if isinstance(self.objective, Cuts):
+            length = anchor + self.objective.length(longest - anchor, step, self.seed)
+            if length < longest:
+                with as_written():  # a length that seldom comes again is not worth compiling
+                    return self.whole(model, replace(batch, tokens=batch.tokens[:, :length]))
+        return self.whole(model, batch)
+
+    def whole(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """The loss of rows of any length."""
         x_1, noise = batch.tokens, RowNoise(self.seed, batch.rows)
         t = self.objective.times(batch.rows, self.seed)
         x_0 = self.source.draw(x_1.shape, noise, x_1.device)
@@ -89,10 +140,3 @@ class TeacherTask:
 
         loss: Tensor = model(x_t, self._told(t), then=then)
         return loss
-
-    def evaluate(self, model: nn.Module, step: int) -> Mapping[str, float]:
-        """The bound of held-out rows: nats per token, and bits per character of their text."""
-        if self.valid is None:
-            return {}
-        asked = (self.settings.eval_rows, self.settings.eval_times, self.settings.loop)
-        return held_out_bound(model, self.spec, self.bound, self.valid, *asked, self.world)
