@@ -50,7 +50,9 @@ class MeasureSettings:
     frontier: bool = option(False, "also sweep the temperature, for perplexity at matched entropy")
     temperatures: tuple[float, ...] = option((0.7, 0.8, 0.9, 1.0, 1.1), "temperatures of the sweep")
     frontier_steps: tuple[int, ...] = option((), "step counts of the sweep; empty is `steps`")
-    control: str = option("control", "the method a frontier is compared with (fs-dfm where there is no such run)")
+    control: str = option(
+        "control", "the method a frontier is compared with (a blind student where there is no such run)"
+    )
     definition: Definition = option("paper", f"for the frontier, {DEFINITION}")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
 
@@ -114,7 +116,9 @@ class FrontierSettings(ReportSettings):
 
     steps: tuple[int, ...] = option((8,), "step counts")
     temperatures: tuple[float, ...] = option((0.7, 0.8, 0.9, 1.0, 1.1), "sampling temperatures of the sweep")
-    control: str = option("control", "the method the others are compared with (fs-dfm where there is no such run)")
+    control: str = option(
+        "control", "the method the others are compared with (a blind student where there is no such run)"
+    )
     definition: Definition = option("paper", DEFINITION)
     draws: int = option(400, "bootstrap draws of the intervals")
     unigram: str = option("", "the method (control, say) that is also swept with a unigram bias of its logits")
