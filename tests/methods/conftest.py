@@ -1,9 +1,10 @@
 """One small world of stories, as tokens, for the tests of all methods, and small models of it."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from training import many_step
 
 
 @pytest.fixture(scope="session")
@@ -19,25 +20,6 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
         corpus=made, out=home / "tokens", vocab_size=380, length=40, layout="document", workers=1, train_documents=200
     )
     return make_tokens(settings)
-
-
-def many_step(name: str, tokens: Path, out: Path, **given: Any) -> Path:
-    """A small model of a many-step method, trained for as long as it takes to know a word from another."""
-    from tsdfm.engine.settings import LoopSettings, OptimSettings
-    from tsdfm.methods import method
-    from tsdfm.nn.settings import NetSettings
-
-    settings = method(name).settings(
-        tokens=tokens,
-        out=out,
-        eval_rows=8,
-        eval_times=2,
-        net=NetSettings(width=32, depth=1, heads=2, cond=16, dropout=0.0),
-        loop=LoopSettings(steps=30, batch=16, device="cpu", eval_every=0, save_every=0),
-        optim=OptimSettings(lr=5e-3, warmup=5, ema=0.9),
-        **given,
-    )
-    return method(name).train(settings)
 
 
 @pytest.fixture(scope="session")

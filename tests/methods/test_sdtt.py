@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 import tsdfm
+from training import many_step
 from tsdfm.cli import main
 from tsdfm.errors import UserError
 from tsdfm.methods.sdtt import METHOD, SDTTLoop, SDTTOptim, SDTTSettings
@@ -113,6 +114,19 @@ def test_by_the_command_line_from_a_student(
     assert main([*words, "--round", "1", "--loop.steps", "3", "--out", str(tmp_path / "no")]) == 2
     assert "longer than the whole way" in capsys.readouterr().err
     assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize("name", ["llada", "dream"])
+def test_other_starts_of_the_mask_source(name: str, tokens: Path, tmp_path: Path) -> None:
+    """One that was trained on shorter rows too, and one whose answers are shifted: the student's still are."""
+    start = many_step(name, tokens, tmp_path / name, steps=2)
+    short = SDTTLoop(steps=2, batch=4, device="cpu", eval_every=0, save_every=0)
+    out = METHOD.train(settings_for(tokens, start, tmp_path / "run", loop=short))
+    before, after = (read_manifest(run)["model"] for run in (start, out))
+    assert (after["shift"], after["time"]) == (before["shift"], before["time"]) == (name == "dream", False)
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    first = next(line["loss"] for line in lines if "loss" in line)
+    assert first < 0.1  # it begins as its teacher
 
 
 def test_what_it_cannot_start_from(tokens: Path, uniform_model: Path, tmp_path: Path) -> None:

@@ -8,10 +8,9 @@ from typing import Any, ClassVar, Protocol
 
 from tsdfm.distil.settings import DistilSettings, StudentSettings
 from tsdfm.distil.start import start_from
-from tsdfm.distil.task import StudentTask
 from tsdfm.engine.distributed import Processes, join
 from tsdfm.engine.rows import train_rows
-from tsdfm.engine.task import Record
+from tsdfm.engine.task import Record, Task
 from tsdfm.errors import UserError
 from tsdfm.flow import Bound
 from tsdfm.flow.logits import readable_as
@@ -45,7 +44,7 @@ class Distils(Protocol):
 
     def bound(self) -> Bound | None: ...
 
-    def task(self, settings: Any, spec: VelocitySpec, valid: TokenRows | None, world: Processes) -> StudentTask: ...
+    def task(self, settings: Any, spec: VelocitySpec, valid: TokenRows | None, world: Processes) -> Task: ...
 
     def inputs(self, settings: Any) -> dict[str, Path]: ...
 
@@ -91,7 +90,7 @@ def spec_for(settings: DistilSettings, origin: VelocitySpec, method: Distils) ->
     return replace(origin, shape=shape, **known, rounds=before + method.rounds(settings))
 
 
-def begin(task: StudentTask, settings: DistilSettings, origin: FoundWeights) -> None:
+def begin(task: Task, settings: DistilSettings, origin: FoundWeights) -> None:
     """The weights of step 0: the averaged ones of what the student starts from."""
     assert isinstance(task.model, DDiT)
     known = spec_in(origin.manifest, origin.place).step_size

@@ -22,8 +22,8 @@ from tsdfm.settings import nearest
 
 if TYPE_CHECKING:
     from tsdfm.distil.parts import Floor, Rollout, Teacher, Times
-    from tsdfm.distil.task import StudentTask
     from tsdfm.engine.distributed import Processes
+    from tsdfm.engine.task import Task
     from tsdfm.flow import Bound, Jump
     from tsdfm.nn.velocity import VelocitySpec
     from tsdfm.teacher.task import TeacherTask, TextLoss
@@ -123,7 +123,10 @@ class TextMethod(Method):
 
 
 class DistilMethod(Method):
-    """A method that distils a few-step model from one that is there, by the four parts of `distil.parts`."""
+    """A method that distils a few-step model from one that is there.
+
+    A subclass gives the four parts of `distil.parts`, or a `task` of its own.
+    """
 
     needs: ClassVar[tuple[str, ...]] = ("init_from",)
     many_step = False
@@ -148,7 +151,7 @@ class DistilMethod(Method):
 
         return FromData(spec.flow_schedule())
 
-    def task(self, settings: Any, spec: VelocitySpec, valid: TokenRows | None, world: Processes) -> StudentTask:
+    def task(self, settings: Any, spec: VelocitySpec, valid: TokenRows | None, world: Processes) -> Task:
         """What the training loop is given."""
         from tsdfm.distil.parts import Parts
         from tsdfm.distil.task import StudentTask
@@ -173,9 +176,6 @@ class DistilMethod(Method):
         from tsdfm.distil.run import train
 
         return train(settings, self)
-
-    def check(self, settings: Any) -> None:
-        self.times(settings)
 
 
 class StudentMethod(DistilMethod):
@@ -213,6 +213,9 @@ class StudentMethod(DistilMethod):
         from tsdfm.distil.floor import teacher_path
 
         return {"teacher": teacher_path(settings)} if settings.target == "teacher" else {}
+
+    def check(self, settings: Any) -> None:
+        self.times(settings)
 
 
 def files() -> list[str]:
