@@ -25,6 +25,14 @@ from tsdfm.flow.schedule import Schedule
 from tsdfm.flow.solver import Model
 from tsdfm.flow.source import Source
 
+Rate = Callable[[Tensor, Tensor, Tensor, Source, Tensor], tuple[Tensor, Tensor]]
+"""(logits [B, L, V], x_1, x_t [B, L], source, κ [B]) → the bound's growth by κ, as losses [B, L] and their divisor [B]."""
+
+
+def flow_rate(logits: Tensor, x_1: Tensor, x_t: Tensor, source: Source, kappa_t: Tensor) -> tuple[Tensor, Tensor]:
+    """The generalised KL's bracket over 1 − κ."""
+    return bracket(logits, x_1, x_t, source), 1.0 - kappa_t
+
 
 @torch.no_grad()
 def elbo_rows(
@@ -38,8 +46,11 @@ def elbo_rows(
     h: float = 0.0,
     given: Tensor | None = None,
     time_dtype: torch.dtype = torch.float32,
+    rate: Rate = flow_rate,
 ) -> Tensor:
     """The bound for each row, nats per token [B] in float64. `times` calls of the model, each with step size `h`.
+
+    `rate` is what is integrated: the flow's own, or that of another process with the same path.
 
     `given` (bool, [L] or [B, L]) marks positions that are known: they hold x_1 at every time and are not counted, so
     that the bound is one of p(the rest | the given).
@@ -54,8 +65,8 @@ def elbo_rows(
         t = schedule.inverse(kappa_t)
         x_t = interpolate(source.draw(x_1.shape, noise, x_1.device), x_1, t, schedule, noise)
         x_t = torch.where(free, x_t, x_1)
-        loss = torch.where(free, bracket(model(x_t, t.to(time_dtype), step), x_1, x_t, source), 0.0)
-        total += loss.to(torch.float64).sum(-1) / free.sum(-1) / (1.0 - kappa_t)
+        loss, divisor = rate(model(x_t, t.to(time_dtype), step), x_1, x_t, source, kappa_t)
+        total += torch.where(free, loss, 0.0).to(torch.float64).sum(-1) / free.sum(-1) / divisor
     return total * (LAST_TIME / times)
 
 
