@@ -74,6 +74,13 @@ class Remembers(Protocol):
 
 
 @runtime_checkable
+class Retimes(Protocol):
+    """A jump along which the share of arrived tokens may differ from κ(t): the network is told `when` [B], not t."""
+
+    def when(self, t: Tensor, h: Tensor) -> Tensor: ...
+
+
+@runtime_checkable
 class PositionJump(Protocol):
     """A jump that decides position by position, by two uniforms u [B, L, 2] each.
 

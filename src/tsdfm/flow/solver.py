@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tsdfm.errors import UserError
 from tsdfm.flow.draw import shape_logits
-from tsdfm.flow.jump import Finishes, Jump, PositionJump, Remembers
+from tsdfm.flow.jump import Finishes, Jump, PositionJump, Remembers, Retimes
 from tsdfm.flow.noise import Noise, uniform
 
 Model = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -151,7 +151,8 @@ def solve(
     for index, (start, end) in enumerate(pairwise(points)):
         t = torch.full((rows,), start, dtype=torch.float64, device=x.device)
         h = torch.full((rows,), end - start, dtype=torch.float64, device=x.device)
-        seen, nfe = (t.to(time_dtype), h.to(time_dtype)), nfe + 1
+        told = jump.when(t, h) if isinstance(jump, Retimes) else t
+        seen, nfe = (told.to(time_dtype), h.to(time_dtype)), nfe + 1
         if sparing is not None:
             x = _move_some(*sparing, x, t, h, seen, noise, held, sets, shaper)
         else:
