@@ -79,7 +79,8 @@ def spec_for(settings: DistilSettings, origin: VelocitySpec, method: Distils) ->
         only = " and ".join(method.sources)
         raise UserError(f"{method.name} is for the {only} source, and {settings.init_from} is of {origin.source}")
     known = method.words() | {name: getattr(origin, name) for name in method.keeps}
-    if origin.time != known["time"] or not readable_as(origin.logits, known["logits"]):
+    alike = all(getattr(origin, name) == known[name] for name in ("time", "clock"))
+    if not alike or not readable_as(origin.logits, known["logits"]):
         raise UserError(
             f"{method.name} cannot start from {settings.init_from}, which is of method {origin.method}: its network is "
             "told, or answers, something else; start from a dfm or few-step model"
