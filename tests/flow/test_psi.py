@@ -76,7 +76,7 @@ def test_the_step_is_the_one_that_duo_writes() -> None:
 
 
 def test_two_half_steps_are_one() -> None:
-    """With the true law of one position, the same π at every time: the exact steps compose, in the matrices and drawn."""
+    """With the true law of one position, the same π at every time: the exact steps compose, on paper and drawn."""
     source, schedule, t, h = Uniform(V), Polynomial(1.0), 0.3, 0.2
     jump = PsiJump(schedule, source, Steady(schedule))
     rows = [torch.stack([exact_step(z, *ends, source) for z in range(V)]) for ends in ((t, t + h), (t + h, t + 2 * h))]

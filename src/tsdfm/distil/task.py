@@ -158,7 +158,8 @@ class StudentTask:
             noise = RowNoise(self.seed, numbers.to(device), EVAL_STREAM)
             given = torch.arange(spec.length, device=device) < spec.anchor
             flow = (self.schedule, self.source, self.settings.eval_times, noise)
-            bound = self.bound.rows(as_model(model, spec), x_1, *flow, h=self.times.smallest, given=given).sum()
+            answers = as_model(model, spec, self.bound.reads)
+            bound = self.bound.rows(answers, x_1, *flow, h=self.times.smallest, given=given).sum()
         if self.times.share > 0:
             every = torch.ones(len(indices), dtype=torch.bool)
             found = self.states(x_1, numbers.to(device), numbers, every, step, EVAL_STREAM)

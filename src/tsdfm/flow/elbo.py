@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from tsdfm.errors import UserError
+from tsdfm.flow.logits import Reads
 from tsdfm.flow.loss import LAST_TIME, bracket
 from tsdfm.flow.noise import Noise, uniform
 from tsdfm.flow.path import interpolate
@@ -26,7 +27,7 @@ from tsdfm.flow.solver import Model
 from tsdfm.flow.source import Source
 
 Rate = Callable[[Tensor, Tensor, Tensor, Source, Tensor], tuple[Tensor, Tensor]]
-"""(logits [B, L, V], x_1, x_t [B, L], source, κ [B]) → the bound's growth by κ, as losses [B, L] and their divisor [B]."""
+"""(logits [B, L, V], x_1, x_t [B, L], source, κ [B]) → what the bound gains by dκ: losses [B, L] and a divisor [B]."""
 
 
 def flow_rate(logits: Tensor, x_1: Tensor, x_t: Tensor, source: Source, kappa_t: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,11 +75,13 @@ def elbo_rows(
 class Bound:
     """A bound of −log p(text) and what a manifest calls it: bounds of different processes are not comparable.
 
-    `rows(model, x_1, schedule, source, times, noise, h=…, given=…)` gives nats per token [B], as `elbo_rows` does.
+    `rows(model, x_1, schedule, source, times, noise, h=…, given=…)` gives nats per token [B], as `elbo_rows` does; its
+    model's answers are what it `reads` (`flow.logits`).
     """
 
     label: str
     rows: Callable[..., Tensor]
+    reads: Reads = "posterior"
 
 
 FLOW_BOUND = Bound("flow ELBO", elbo_rows)

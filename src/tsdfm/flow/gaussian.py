@@ -4,13 +4,13 @@ A token x of K, as a one-hot vector in Gaussian noise, w = α̃ e_x + σ̃ ε wi
 r = α̃/σ̃ = e^{−γ/2}. Its largest coordinate, z = argmax w, is x with probability P(r), and else each other token alike:
 that is the uniform path with
 
-    κ = T(r) = (K·P − 1)/(K − 1),      P(r) = ∫ φ(v − r) Φ(v)^{K−1} dv,      P′(r) = (K − 1) ∫ φ(v − r) φ(v) Φ(v)^{K−2} dv.
+    κ = T(r) = (K·P − 1)/(K − 1),    P(r) = ∫ φ(v − r) Φ(v)^{K−1} dv,    P′(r) = (K − 1)∫ φ(v − r) φ(v) Φ(v)^{K−2} dv.
 
 The integrands are smooth and fall off as Gaussians do, so the trapezoidal rule gives all of float64's digits.
 
-What a network sees of w is softmax(w/τ), a law over tokens that sharpens into z as τ falls. No K Gaussians are drawn for
-it: the largest of the K − 1 other coordinates are order statistics, −log Φ(ε_(i)) = Σ_{j≤i} E_j/(K − j) with E_j ~ Exp(1),
-and they belong to distinct tokens, all choices alike. What lies below the last of them enters by its mean.
+What a network sees of w is softmax(w/τ), a law over tokens that sharpens into z as τ falls. No K Gaussians are drawn
+for it: the largest of the K − 1 other coordinates are order statistics, −log Φ(ε_(i)) = Σ_{j≤i} E_j/(K − j) with
+E_j ~ Exp(1), and they belong to distinct tokens, all choices alike. What lies below the last of them enters by its mean.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class SoftState(NamedTuple):
 def soft_state(x_1: Tensor, ratio: Tensor, tau: float, vocab: int, top: int, noise: Noise) -> SoftState:
     """z = argmax w and softmax(w/τ) of tokens x_1 [B, L] in Gaussian noise of ratios r [B].
 
-    x_1 itself and the `top` largest of the other coordinates are there one by one; `top` ≥ K − 1 is all of them. The sum
-    of the rest is taken at its mean, (K − 1 − k)·E[e^{sε} | ε < ε_(k)] with s = σ̃/τ.
+    x_1 itself and the `top` largest of the other coordinates are there one by one; `top` ≥ K − 1 is all of them. The
+    sum of the rest is taken at its mean, (K − 1 − k)·E[e^{sε} | ε < ε_(k)] with s = σ̃/τ.
     """
     others = vocab - 1
     count = min(top, others)

@@ -68,7 +68,7 @@ class Finishes(Protocol):
 
 
 def reads_of(jump: Jump | PositionJump) -> Reads:
-    """What a jump wants of a model (`flow.logits`): the posterior p(x_1 | x_t), unless it says `reads = "score"`."""
+    """What a jump wants of a model (`flow.logits`): the posterior p(x_1 | x_t), unless its `reads` says otherwise."""
     reads: Reads = getattr(jump, "reads", "posterior")
     return reads
 

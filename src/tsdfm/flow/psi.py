@@ -5,11 +5,11 @@ p(x_1 | x_t), then x_s from the bridge between x_t and x̂. With α = κ, a = α
 posterior chances that z is x_1 or not, a step is one of three things:
 
     go to a token drawn from π without z      p_o · (α_s − α_t)/(1 − α_t)
-    go to a token of the source               (1 − a)(1 − α_s) · [ p_o/(1 − α_t) + p_z/(1 − α_t + Kα_t) ]       (uniform)
+    go to a token of the source               (1 − a)(1 − α_s) · [ p_o/(1 − α_t) + p_z/(1 − α_t + Kα_t) ]     (uniform)
     stay                                      the rest
 
-With the mask source a [MASK] (p_o = 1) does the first or stays, and a revealed token stays. This is MDLM's ancestral step
-and that of Duo, who writes it as one fraction. Ψ (Duo, chapter II) mixes in a fresh start, with x̂ noised again to time s:
+With the mask source a [MASK] (p_o = 1) does the first or stays, and a revealed token stays. This is MDLM's ancestral
+step and that of Duo, who writes it as one fraction. Ψ (Duo, chapter II) mixes in a fresh start, x̂ noised again to s:
 
     Ψ = (1 − ρ) · the exact step + ρ · [ α_s p(x_1 | x_t) + (1 − α_s) source ]
 
@@ -29,6 +29,7 @@ from torch import Tensor
 
 from tsdfm.errors import UserError
 from tsdfm.flow.draw import draw_other
+from tsdfm.flow.logits import Reads
 from tsdfm.flow.noise import Noise, uniform
 from tsdfm.flow.schedule import Schedule
 from tsdfm.flow.source import Source
@@ -74,7 +75,7 @@ class PsiJump:
     schedule: Schedule
     source: Source
     pace: Pace
-    reads: ClassVar[str] = "others"
+    reads: ClassVar[Reads] = "others"
     final_pass: ClassVar[bool] = False
 
     def when(self, t: Tensor, h: Tensor) -> Tensor:

@@ -131,8 +131,8 @@ def solve(
     the same random numbers whatever happens in it, so with `RowNoise` a row does not depend on its neighbours.
 
     `bias` [V] is added to the logits, in float32 or better, before temperature and top-p: softmax((logits + bias)/T).
-    −inf rules a token out. `limits` does so at some positions alone. All of them shape p(x_1 | x_t), whatever the jump
-    reads: a score (`flow.reads_of`, which the model must then give) is turned into the posterior, shaped, and turned
+    −inf rules a token out. `limits` does so at some positions alone. All of them shape the law of x_1 that the jump
+    reads (`flow.reads_of`, which the model must then give). A score is turned into the posterior, shaped, and turned
     back; with the mask source its sum stays, which is how likely [MASK] is left.
 
     `on_state(passes, t, x)` is told after every pass how many there were, the time reached and the state [B, L], which
@@ -239,7 +239,7 @@ class _Shaper:
         """
         peak = answer.amax(-1)  # NaN if any is; all −inf is allowed, it means uniform
         self.bad |= (peak.isnan() | (peak == math.inf)).any()
-        if reads_of(jump) == "posterior":
+        if reads_of(jump) != "score":
             shaped = self(answer, sets)
             return shaped, shaped
         plain = self.temperature == self.top_p == 1.0 and self.bias is None and sets is None

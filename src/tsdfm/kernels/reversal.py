@@ -13,8 +13,8 @@ All of it follows from three numbers of a row. With D_y = log ĝ_y, S = Σ_{y≠
     z = x_1     [ (K + c)(e^L − 1) − (K − 1)L − S ] / (1 + c)
     else        (K + c)(D_z + e^{−D_z} − 1) + (1 + c)L − S
 
-Nothing here is a difference of large numbers that nearly cancel, so float32 does. Shapes: logits [n, V] or, for the kernel
-(`reversal_triton`), [n, V′] with V′ ≥ V = K = `columns`; x_1, x_t, c, losses [n].
+Nothing here is a difference of large numbers that nearly cancel, so float32 does. Shapes: logits [n, V] or, for the
+kernel (`reversal_triton`), [n, V′] with V′ ≥ V = K = `columns`; x_1, x_t, c, losses [n].
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 
 from tsdfm import kernels
-from tsdfm.kernels.rows import Graded, replace_rows, wide
+from tsdfm.kernels.inverse import floats
+from tsdfm.kernels.rows import Graded
 
 
 def reversal_bracket(
@@ -41,7 +42,7 @@ def reversal_bracket(
 
 def reversal_loss(logits: Tensor, x_1: Tensor, x_t: Tensor, c: Tensor) -> Tensor:
     """The same […] of logits […, V] in float32 or better, by autograd; x_1, x_t, c […]."""
-    log_q = wide(logits).log_softmax(-1)
+    log_q = floats(logits).log_softmax(-1)
     c = c.to(log_q.dtype)
     spread = torch.log1p(c[..., None] * log_q.exp())
     log_1, d_1, d_z = (
@@ -85,8 +86,10 @@ def reversal(
         from tsdfm.kernels.reversal_triton import launch_reversal
 
         return launch_reversal(logits, x_1, x_t, c, scale, columns, gradient)
-    loss, grad = plain_reversal(wide(logits[:, :columns]), x_1, x_t, c, gradient=gradient)
-    replace_rows(logits, grad, scale, columns)
+    loss, grad = plain_reversal(floats(logits[:, :columns]), x_1, x_t, c, gradient=gradient)
+    if grad is not None:
+        logits[:, :columns] = grad * scale[:, None].to(grad.dtype)
+        logits[:, columns:] = 0
     return loss
 
 

@@ -82,9 +82,9 @@ def divergence(
         from tsdfm.kernels.rows_triton import launch_divergence
 
         return launch_divergence(logits, target, scale, columns, reverse, gradient)
-    log_p = wide(target[:, :columns]).log_softmax(-1)
-    loss, grad = plain_divergence(wide(logits[:, :columns]), log_p, reverse=reverse, gradient=gradient)
-    replace_rows(logits, grad, scale, columns)
+    log_p = _wide(target[:, :columns]).log_softmax(-1)
+    loss, grad = plain_divergence(_wide(logits[:, :columns]), log_p, reverse=reverse, gradient=gradient)
+    _replace(logits, grad, scale, columns)
     return loss
 
 
@@ -100,13 +100,12 @@ def tokens(
         from tsdfm.kernels.rows_triton import launch_tokens
 
         return launch_tokens(logits, x_1, x_t, scale, columns, gradient)
-    loss, grad = plain_tokens(wide(logits[:, :columns]), x_1, x_t, gradient=gradient)
-    replace_rows(logits, grad, scale, columns)
+    loss, grad = plain_tokens(_wide(logits[:, :columns]), x_1, x_t, gradient=gradient)
+    _replace(logits, grad, scale, columns)
     return loss
 
 
-def wide(x: Tensor) -> Tensor:
-    """In float32 or better."""
+def _wide(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
@@ -114,8 +113,7 @@ def _ones(like: Tensor) -> Tensor:
     return torch.ones_like(like)
 
 
-def replace_rows(logits: Tensor, grad: Tensor | None, scale: Tensor, columns: int) -> None:
-    """Put the gradient [n, V] times `scale` [n] in the place of the logits [n, V′]."""
+def _replace(logits: Tensor, grad: Tensor | None, scale: Tensor, columns: int) -> None:
     if grad is not None:
         logits[:, :columns] = grad * scale[:, None].to(grad.dtype)
         logits[:, columns:] = 0

@@ -18,8 +18,8 @@ step. There σ_max = 1 − α_s.
     remdm-loop      MDLM's steps up to α_on; then α stays and σ = η; then MDLM's steps to the end
 
 The paper's η are for 1 024 steps and take back next to nothing in 8. Loop's phases get whole numbers of steps, one at
-least, so that 8 steps are 8 steps; the public code's α overshoots α_on on such a grid. A network that is told the time is
-told the one of the loop's α.
+least, so that 8 steps are 8 steps; the public code's α overshoots α_on on such a grid. A network that is told the time
+is told the one of the loop's α.
 """
 
 from __future__ import annotations

@@ -114,4 +114,5 @@ class TeacherTask:
         noise = RowNoise(self.seed, torch.tensor(indices, device=device), stream=EVAL_STREAM)
         given = torch.arange(spec.length, device=device) < spec.anchor
         times = self.settings.eval_times
-        return bound.rows(as_model(model, spec), x_1, self.schedule, self.source, times, noise, given=given)
+        answers = as_model(model, spec, bound.reads)
+        return bound.rows(answers, x_1, self.schedule, self.source, times, noise, given=given)
