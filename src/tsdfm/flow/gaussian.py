@@ -10,7 +10,8 @@ The integrands are smooth and fall off as Gaussians do, so the trapezoidal rule 
 
 What a network sees of w is softmax(w/τ), a law over tokens that sharpens into z as τ falls. No K Gaussians are drawn
 for it: the largest of the K − 1 other coordinates are order statistics, −log Φ(ε_(i)) = Σ_{j≤i} E_j/(K − j) with
-E_j ~ Exp(1), and they belong to distinct tokens, all choices alike. What lies below the last of them enters by its mean.
+E_j ~ Exp(1), and they belong to distinct tokens, all choices alike. What lies below the last of them enters by its
+mean.
 """
 
 from __future__ import annotations
