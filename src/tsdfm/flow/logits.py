@@ -144,8 +144,3 @@ def _unscaled(schedule: Schedule, t: Tensor, source: Source) -> Tensor:
 def readable_as(name: str, wanted: str) -> bool:
     """Do answers that mean `name` hold all that those of meaning `wanted` do?"""
     return name == wanted or (name, wanted) == ("plain", "subs")
-
-
-def answered(name: str, x_t: Tensor, source: Source) -> Tensor | None:
-    """The positions […] of x_t whose answers are looked at, and so may be learned; none: all of them."""
-    return x_t >= source.vocab if name == "subs" else None  # [MASK] has the id |V|

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tsdfm.engine.sharded import sharded_module
 from tsdfm.errors import UserError
 from tsdfm.flow.jump import LeaveJump, jump_from
-from tsdfm.flow.logits import Meaning, Reads, answered, meaning_of
+from tsdfm.flow.logits import Meaning, Reads, meaning_of
 from tsdfm.flow.schedule import Schedule, schedule_from, sigma
 from tsdfm.flow.source import Source, source_from
 from tsdfm.kernels.head import quick_logits
@@ -91,10 +91,6 @@ class VelocitySpec:
     def meaning(self, reads: Reads = "posterior") -> Meaning | None:
         """How answers become logits of x_1, or the score if a jump reads that; none where they are."""
         return meaning_of(self.logits, self.flow_source(), self.flow_schedule(), reads)
-
-    def answered(self, x_t: Tensor) -> Tensor | None:
-        """The positions of x_t [B, L] at which an answer means something; none: all of them."""
-        return answered(self.logits, x_t, self.flow_source())
 
     def usual_jump(self) -> str:
         """The jump that the model's method chose; runs that did not record it have the one of their kind."""
