@@ -92,7 +92,8 @@ def soft_state(x_1: Tensor, ratio: Tensor, tau: float, vocab: int, top: int, noi
     count = min(top, others)
     u = uniform(noise, (*x_1.shape, 3 * count + 1), x_1.device)
     left = others - torch.arange(count, device=x_1.device)
-    height = -torch.special.ndtri(-torch.expm1(-(-torch.log1p(-u[..., :count]) / left).cumsum(-1)).clamp(min=1e-300))
+    logs = (torch.log1p(-u[..., :count]) / left).cumsum(-1)  # log Φ(ε_(i)), i = 1 … k
+    height = -torch.special.ndtri((-torch.expm1(logs)).clamp(min=1e-300))
     own = ratio.to(torch.float64)[:, None] + torch.special.ndtri(u[..., -1].clamp(min=2.0**-54))
     tokens = distinct(u[..., count : 2 * count], u[..., 2 * count : -1], others)
     tokens = tokens + (tokens >= x_1[..., None])
@@ -100,9 +101,9 @@ def soft_state(x_1: Tensor, ratio: Tensor, tau: float, vocab: int, top: int, noi
     last = height[..., -1]
     rest = 0.5 * sharp**2 + torch.special.log_ndtr(last - sharp) - torch.special.log_ndtr(last)
     rest = rest + (math.log(others - count) if count < others else -math.inf)
-    logs = torch.cat([own[..., None] * sharp[..., None], height * sharp[..., None], rest[..., None]], -1)
+    parts = [own[..., None] * sharp[..., None], height * sharp[..., None], rest[..., None]]
     x_t = torch.where(own > height[..., 0], x_1, tokens[..., 0])
-    return SoftState(x_t, torch.cat([x_1[..., None], tokens], -1), logs.softmax(-1))
+    return SoftState(x_t, torch.cat([x_1[..., None], tokens], -1), torch.cat(parts, -1).softmax(-1))
 
 
 def distinct(u: Tensor, order: Tensor, count: int) -> Tensor:

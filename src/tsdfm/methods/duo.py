@@ -9,13 +9,13 @@ noising is
 (`kernels.reversal`). It is a bound of another process than the flow's, where tokens only ever move towards x_1: the two
 are not comparable. With the true π it is −log p(x_1) itself.
 
-In the first part of the training the state is the argmax of Gaussian noise, and the network is shown softmax(w/τ) of the
-noise w as a law over tokens (`flow.gaussian`). There γ is uniform, so κ̇ dt becomes (dκ/du) du.
+In the first part of the training the state is the argmax of Gaussian noise w, and the network is shown softmax(w/τ) as
+a law over tokens (`flow.gaussian`). There γ falls evenly with the time u, so κ̇ dt becomes (dκ/du) du.
 
 It writes by the exact step of the reversed process (`flow.psi`):
 
     duo-ancestral   the exact step; the last one draws from p(x_1 | x_t)
-    duo-greedy      the same, then one pass more in which every position takes π's likeliest token: N steps, N + 1 passes
+    duo-greedy      the same, and one pass more in which every position takes π's likeliest token: N + 1 passes
     duo-psi:κ       Ψ: κ of the exact step and 1 − κ of p(x_1 | x_t) noised again
 """
 
@@ -52,7 +52,7 @@ class CurriculumSettings:
 
     steps: int | None = option(None, "steps of the curriculum, 0 for none; none is the first half of loop.steps")
     tau: float = option(1e-3, "τ: temperature of the law that is shown")
-    tau_end: float | None = option(None, "τ at the end of the curriculum, reached in a straight line of log τ; none: tau")
+    tau_end: float | None = option(None, "τ at the end, reached in a straight line of log τ; none is tau")
     gamma_min: float | None = option(None, f"γ of the cleanest states; none is where κ = {CLEAN}")
     gamma_max: float | None = option(None, f"γ of the noisiest states; none is where κ = {NOISY}")
     top: int = option(16, "tokens of a position's noise that are shown one by one, the largest; the rest by its mean")
@@ -75,7 +75,7 @@ class DuoSettings(TeacherSettings):
 
 
 def clock_of(vocab: int, low: float | None, high: float | None, clean: float, noisy: float) -> GaussianClock:
-    """Times of Gaussian noise from γ = `high` to `low`; where one is none, to the γ at which κ is `noisy` or `clean`."""
+    """Times of Gaussian noise from γ = `high` to `low`; one that is none is where κ is `noisy` or `clean`."""
     from tsdfm.flow.gaussian import GaussianClock, gamma_of
 
     ends = (gamma_of(clean, vocab) if low is None else low, gamma_of(noisy, vocab) if high is None else high)

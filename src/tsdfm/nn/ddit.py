@@ -67,14 +67,14 @@ class DDiT(nn.Module):
     def embed(self, x_t: Tensor, weights: Tensor | None = None) -> Tensor:
         """The embeddings [B, L, D] of tokens x_t [B, L].
 
-        With `weights` [B, L, k+1], the mean embedding of a law over tokens: x_t [B, L, k] are some of them, and the last
-        weight is shared by all |V| alike. So no [B, L, |V|] is needed where few tokens have nearly all the weight.
+        With `weights` [B, L, k+1], the mean embedding of a law over tokens: x_t [B, L, k] are some of them, and the
+        last weight is shared by all |V| alike. So no [B, L, |V|] is made where few tokens have nearly all the weight.
         """
         if weights is None:
             out: Tensor = self.embedding(x_t)
             return out
         share = weights.to(self.embedding.weight.dtype).unsqueeze(-1)
-        some = (self.embedding(x_t) * share[..., :-1, :]).sum(-2)
+        some: Tensor = (self.embedding(x_t) * share[..., :-1, :]).sum(-2)
         return some + share[..., -1, :] * self.embedding.weight[: self.vocab].mean(0)
 
     def hidden(self, x_t: Tensor, t: Tensor, h: Tensor | None = None, weights: Tensor | None = None) -> Tensor:

@@ -48,8 +48,8 @@ class TextLoss(Protocol):
 class SoftStates:
     """States that a loss made by itself, of which the network is shown laws over tokens (`DDiT.embed`).
 
-    `loss` is the loss of just these states x_t [B, L] at t [B]. Shown are tokens [B, L, k], of which the first are x_1, and
-    weights [B, L, k+1].
+    `loss` is the loss of just these states x_t [B, L] at t [B]. Shown are tokens [B, L, k], of which the first are x_1,
+    and weights [B, L, k+1].
     """
 
     loss: TextLoss

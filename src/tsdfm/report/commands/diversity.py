@@ -17,9 +17,10 @@ from torch import Tensor
 
 from tsdfm.engine.precision import autocast
 from tsdfm.errors import UserError
-from tsdfm.flow import RowNoise
+from tsdfm.flow import RowNoise, reads_of
 from tsdfm.flow.draw import shape_logits
-from tsdfm.flow.jump import Remembers
+from tsdfm.flow.jump import Remembers, Retimes
+from tsdfm.nn.velocity import as_model
 from tsdfm.report.cells import written
 from tsdfm.report.desk import Desk
 from tsdfm.report.metrics.diversity import position_difference, self_bleu, token_agreement
@@ -110,12 +111,16 @@ def walk(
         raise UserError(
             f"a text cannot be taken up in its middle by jump {asked.jump}: use one that decides step by step"
         )
+    if reads_of(jump) == "score":
+        raise UserError(f"jump {asked.jump} reads scores, which this table does not shape: use euler or cumulative")
+    model = as_model(made.velocity.net, made.velocity.spec, reads_of(jump))
     points = [*(start + (end - start) * k / steps for k in range(steps)), end]
     with autocast(made.bf16, made.velocity.device):
         for here, there in pairwise(points):
             t = torch.full((len(x),), here, dtype=torch.float64, device=x.device)
             h = torch.full_like(t, there - here)
-            logits = shape_logits(made.velocity(x, t.float(), h.float()), asked.temperature, asked.top_p)
+            told = jump.when(t, h) if isinstance(jump, Retimes) else t
+            logits = shape_logits(model(x, told.float(), h.float()), asked.temperature, asked.top_p)
             x = jump(x, logits, t, h, noise)
             x[:, : anchor.shape[1]] = anchor
     return x
