@@ -174,7 +174,8 @@ class TextModel:
             tokens, rows = tokens[kept], [rows[row] for row in kept] if rows else []
             nfe = -(-count * (nfe + TIMES) // asked.texts)
         seconds = time.perf_counter() - begin
-        way = self._trajectory(rows, len(points) - 1, made.nfe, seed, guide, scorer) if trajectory else None
+        walked = len(points) - 1 + plain.final_pass
+        way = self._trajectory(rows, walked, made.nfe, seed, guide, scorer) if trajectory else None
         return Samples(
             texts=self.texts(tokens),
             tokens=tokens,
