@@ -1,4 +1,4 @@
-"""Duo's bound on data that is small enough to write down: brute force in time, the likelihood itself, and the sampler."""
+"""Duo's bound on data that is small enough to write down: brute force in time, the likelihood, and the sampler."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def exact_bound(model: Model, schedule: Schedule, nodes: int = 60) -> Tensor:
         t = schedule.inverse(torch.tensor(float(kappa), dtype=f64)).expand(len(DATA))
         logits, odds = model(DATA, t, t * 0), torch.full(DATA.shape, kappa * VOCAB / (1 - kappa), dtype=f64)
         for n, x_1 in enumerate(DATA):
-            chance = (kappa * (DATA == x_1) + (1 - kappa) / VOCAB).prod(-1)
+            chance = (kappa * (x_1 == DATA) + (1 - kappa) / VOCAB).prod(-1)
             rate = reversal_loss(logits, x_1.expand_as(DATA), DATA, odds).sum(-1)
             total[n] += share * (chance * rate).sum() / (kappa * VOCAB)
     return total

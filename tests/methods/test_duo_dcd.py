@@ -73,7 +73,7 @@ def test_times_are_pairs_one_step_of_the_clock_apart() -> None:
     for step, dt in ((0, 1 / 8), (9, 1 / 8), (10, 1 / 4), (25, 1 / 2)):
         t, h = plain.draw(every, RowNoise(0, rows), step)
         assert bool((h == dt).all())
-        assert 0 == t.min()
+        assert t.min() == 0
         assert t.max() < 1 - dt
         assert float((t == 0).double().mean()) == pytest.approx(dt, abs=0.02)  # as many begin at pure noise
     clock = GaussianClock(300, -3.0, 0.0)
