@@ -6,12 +6,12 @@ The student at a noisier state learns what its teacher says at a cleaner state o
 
 at every position. After every `round` steps the student becomes the teacher and dt doubles.
 
-The published coupling takes the argmax of w = α̃e_x + σ̃ε at t and at s, with one ε. No Gaussians need be drawn for it.
-Let y be the largest of the other K − 1 coordinates of ε: the argmax is x where α̃/σ̃ > ε_y − ε_x, and y elsewhere, at
-every time. So the state is y up to some time and x from then on; y is any other token alike; and the state at t is x
-with probability κ + (1−κ)/K. That is the path of `flow.interpolate` with one x_0 and one u for both times: there, too, the
-state is x_0 until κ(t) > u, and x_0 is x itself with probability 1/K. The law of (x_t, x_s) is the same, and given x_t
-it is a step along the bridge to x_1,
+The published coupling takes the argmax of w = α̃e_x + σ̃ε at t and at s, with one ε. No Gaussians need be drawn for
+it. Let y be the largest of the other K − 1 coordinates of ε: the argmax is x where α̃/σ̃ > ε_y − ε_x, and y
+elsewhere, at every time. So the state is y up to some time and x from then on; y is any other token alike; and the
+state at t is x with probability κ + (1−κ)/K. That is the path of `flow.interpolate` with one x_0 and one u for both
+times: there, too, the state is x_0 until κ(t) > u, and x_0 is x itself with probability 1/K. The law of (x_t, x_s) is
+the same, and given x_t it is a step along the bridge to x_1,
 
     x_s = x_1 with probability (κ(s) − κ(t))/(1 − κ(t)), else x_t.
 
