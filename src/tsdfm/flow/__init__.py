@@ -13,7 +13,7 @@ from tsdfm.flow.jump import JUMPS, CumulativeJump, EulerJump, Jump, LeaveJump, j
 from tsdfm.flow.loss import cross_entropy, generalised_kl
 from tsdfm.flow.noise import Noise, RowNoise, row_times, uniform
 from tsdfm.flow.path import interpolate
-from tsdfm.flow.schedule import Cosine, Polynomial, Schedule, schedule_from, sigma
+from tsdfm.flow.schedule import Cosine, Geometric, Polynomial, Schedule, schedule_from, sigma
 from tsdfm.flow.solver import Limits, Model, Solution, Step, check_grid, grid, solve
 from tsdfm.flow.source import Mask, Source, Uniform, source_from
 from tsdfm.kernels.inverse import Other
@@ -25,6 +25,7 @@ __all__ = [
     "Cosine",
     "CumulativeJump",
     "EulerJump",
+    "Geometric",
     "Jump",
     "LeaveJump",
     "Limits",

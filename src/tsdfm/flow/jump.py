@@ -37,6 +37,7 @@ from tsdfm.flow.logits import Reads
 from tsdfm.flow.noise import Noise, uniform
 from tsdfm.flow.schedule import Schedule
 from tsdfm.flow.source import Source
+from tsdfm.lazy import BROUGHT
 from tsdfm.settings import nearest
 
 
@@ -189,10 +190,21 @@ JUMPS: dict[str, Callable[[Schedule, Source], LeaveJump]] = {
 """The jumps every model can take; a method may bring others (`tsdfm.methods`)."""
 
 
-def jump_from(name: str, schedule: Schedule, source: Source) -> LeaveJump:
-    """One of `JUMPS` by its name. `ancestral` and `euler-redraw` belong to the mask source."""
-    if name not in JUMPS:
-        raise UserError(f"unknown jump {name!r}{nearest(name, JUMPS)}")
-    if name in ("ancestral", "euler-redraw") and source.mask is None:
-        raise UserError(f"jump {name} differs in what has left [MASK]: it needs a model of the mask source")
-    return JUMPS[name](schedule, source)
+def jump_from(name: str, schedule: Schedule, source: Source) -> Jump:
+    """A jump by its name: one of `JUMPS`, or one that a method brings. `ancestral` needs the mask source.
+
+    A jump that has a dial, such as ReMDM's η, takes it after a colon: `remdm-cap:0.1`.
+    """
+    word, colon, dial = name.partition(":")
+    if word in JUMPS and not colon:
+        if word in ("ancestral", "euler-redraw") and source.mask is None:
+            raise UserError(f"jump {word} differs in what has left [MASK]: it needs a model of the mask source")
+        return JUMPS[word](schedule, source)
+    brought = BROUGHT["jumps"]()
+    if word not in brought:
+        raise UserError(f"unknown jump {name!r}{nearest(name, ('auto', *JUMPS, *brought))}")
+    try:
+        made: Jump = brought[word](schedule, source, *([float(dial)] if colon else []))
+    except (TypeError, ValueError):
+        raise UserError(f"jump {word} takes no such dial as {dial!r}") from None
+    return made

@@ -16,10 +16,9 @@ r = κ/(1−κ) and K = |V|:
     uniform    s_y = (1 + K r π_y)/(1 + K r π_x)     π_y = [s_y/Σs − (1−κ)/K]/κ   Σs with s_x = 1
                π_y ∝ p_y/(κ1{y=x} + (1−κ)/K)         p_y ∝ π_y·(κ1{y=x} + (1−κ)/K)
 
-A learned score may ask for
-π < 0: that is taken as 0. The error of a learned score grows by 1/κ on its way to π, so near t = 0 the posterior of the
-uniform source is worth little; the jumps that read the score do without it. A learned score of the mask source may
-also have Σs ≠ r: only jumps that read the score notice.
+A learned score may ask for π < 0: that is taken as 0. The error of a learned score grows by 1/κ on its way to π, so
+near t = 0 the posterior of the uniform source is worth little; the jumps that read the score do without it. A learned
+score of the mask source may also have Σs ≠ r: only jumps that read the score notice.
 
 At [MASK] plain and subs are both logits of x_1: so plain answers can be read as subs, but not the other way round.
 """

@@ -95,10 +95,11 @@ def grid(steps: int) -> tuple[float, ...]:
     return tuple(k / steps for k in range(steps + 1))
 
 
-def check_grid(times: Sequence[float] | Tensor) -> tuple[float, ...]:
-    """An explicit time grid as floats; it must rise from exactly 0 to exactly 1."""
+def check_grid(times: Sequence[float] | Tensor, *, part: bool = False) -> tuple[float, ...]:
+    """An explicit time grid as floats; it must rise, from exactly 0 to exactly 1 or, as a `part`, anywhere between."""
     times = tuple(float(t) for t in (times.tolist() if isinstance(times, Tensor) else times))
-    if len(times) < 2 or times[0] != 0.0 or times[-1] != 1.0:
+    ends = (times[0] >= 0.0 and times[-1] <= 1.0) if part and times else times[:1] == (0.0,) and times[-1:] == (1.0,)
+    if len(times) < 2 or not ends:
         raise UserError("a time grid starts at 0 and ends at 1, for instance 0, 0.5, 1")
     for before, after in pairwise(times):
         if not before < after:
@@ -123,8 +124,11 @@ def solve(
     on_step: Callable[[Step], None] | None = None,
     on_state: Callable[[int, float, Tensor], None] | None = None,
     time_dtype: torch.dtype = torch.float32,
+    part: bool = False,
 ) -> Solution:
     """Walk x_0 [B, L] from t = 0 to t = 1 along `times` (a step count, or a grid).
+
+    With `part` the grid may begin and end anywhere, and x_0 is the state at its beginning.
 
     `given` (bool, [B, L] or [L]) marks positions that hold `given_tokens` from the first call of the model to the
     end: a prefix, or any infill. The model sees t and h in `time_dtype`; the jumps work in float64. Every step takes
@@ -143,7 +147,7 @@ def solve(
     position, such as a guide's, and `on_step` get all logits. The device is waited for at the end, to see whether all
     logits were numbers, and, with a partial model, before each pass, to count those positions.
     """
-    points = grid(times) if isinstance(times, int) else check_grid(times)
+    points = grid(times) if isinstance(times, int) else check_grid(times, part=part)
     clamp, held = _clamp(x_0, given, given_tokens, jump.source.vocab)
     shaper = _Shaper(x_0.device, temperature, top_p, _checked(bias, jump.source.vocab, x_0.device))
     sets = None if limits is None else limits.spread(x_0, jump.source.vocab)

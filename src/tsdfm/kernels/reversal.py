@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from tsdfm import kernels
-from tsdfm.kernels.inverse import floats
+from tsdfm.kernels.inverse import chunks, flat_rows, floats
 from tsdfm.kernels.rows import Graded
 
 
@@ -49,6 +49,17 @@ def reversal_loss(logits: Tensor, x_1: Tensor, x_t: Tensor, c: Tensor) -> Tensor
         values.gather(-1, x[..., None]).squeeze(-1) for values, x in ((log_q, x_1), (spread, x_1), (spread, x_t))
     )
     return reversal_bracket(log_1, d_z, spread.sum(-1) - d_1, c, logits.shape[-1], x_1 == x_t)[0]
+
+
+@torch.no_grad()
+def reversal_value(logits: Tensor, x_1: Tensor, x_t: Tensor, c: Tensor) -> Tensor:
+    """The same without gradients, by the kernel where it runs, and never for all positions at once."""
+    flat, one, here, odds = flat_rows(logits), x_1.flatten(), x_t.flatten(), c.flatten()
+    found = [
+        reversal(flat[part], one[part], here[part], odds[part], odds[part], flat.shape[1], gradient=False)
+        for part in chunks(flat)
+    ]
+    return torch.cat(found).view(x_1.shape)
 
 
 def plain_reversal(logits: Tensor, x_1: Tensor, x_t: Tensor, c: Tensor, *, gradient: bool) -> Graded:

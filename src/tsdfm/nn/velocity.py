@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from tsdfm.engine.sharded import sharded_module
 from tsdfm.errors import UserError
-from tsdfm.flow.jump import LeaveJump, jump_from
+from tsdfm.flow.jump import Jump, jump_from
 from tsdfm.flow.logits import Meaning, Reads, meaning_of
 from tsdfm.flow.schedule import Schedule, schedule_from, sigma
+from tsdfm.flow.solver import Model
 from tsdfm.flow.source import Source, source_from
 from tsdfm.kernels.head import quick_logits
 from tsdfm.nn.ddit import DDiT
@@ -92,6 +93,10 @@ class VelocitySpec:
         """How answers become logits of x_1, or the score if a jump reads that; none where they are."""
         return meaning_of(self.logits, self.flow_source(), self.flow_schedule(), reads)
 
+    def flow_jump(self, name: str = "auto") -> Jump:
+        """A jump by its name (`flow.jump_from`); `auto` is the one the model's method chose."""
+        return jump_from(self.usual_jump() if name == "auto" else name, self.flow_schedule(), self.flow_source())
+
     def usual_jump(self) -> str:
         """The jump that the model's method chose; runs that did not record it have the one of their kind."""
         return self.jump or ("cumulative" if self.step_size else "euler")
@@ -120,9 +125,13 @@ class Velocity:
         out: Tensor = as_model(self.net, self.spec)(x_t, t, h)
         return out
 
-    def jump(self, name: str = "auto") -> LeaveJump:
-        """One of `flow.JUMPS` by its name; `auto` is the one the model's method chose."""
-        return jump_from(self.spec.usual_jump() if name == "auto" else name, self.schedule, self.source)
+    def reading(self, reads: Reads) -> Model:
+        """The model as something that reads the posterior, or the score, wants it."""
+        return self if reads == "posterior" else as_model(self.net, self.spec, reads)
+
+    def jump(self, name: str = "auto") -> Jump:
+        """A jump by its name (`flow.jump_from`); `auto` is the one the model's method chose."""
+        return self.spec.flow_jump(name)
 
     @property
     def device(self) -> torch.device:

@@ -1,9 +1,9 @@
 """Gaps whose length the model chooses: `{3-8}`.
 
 Every combination of lengths is written from the same seed and number. Kept is the one whose stretch from the first gap
-to the last literal the model finds likeliest per token: the least evidence bound of that stretch, the one the model is
-measured by, given the rest of the row. The literals are what tells: after a gap of the wrong length they stand where
-the model does not expect them.
+to the last literal the model finds likeliest per token: the least bound of −log p, the model's own, of that stretch,
+given the rest of the row. The literals are what tells: after a gap of the wrong length they stand where the model does
+not expect them.
 """
 
 from __future__ import annotations
@@ -11,23 +11,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tsdfm.flow import FLOW_BOUND, RowNoise
-from tsdfm.methods import method
-from tsdfm.nn.velocity import Velocity, as_model
+from tsdfm.flow import Bound, RowNoise
+from tsdfm.nn.velocity import Velocity
 from tsdfm.samples.given import Asked, Given
 
 TIMES = 8  # passes that score a text
 STREAM = 1 << 21  # of the scoring's own random numbers
 
 
-def likeliest(velocity: Velocity, asked: Asked, tokens: Tensor, seed: int, h: float, batch: int) -> Tensor:
+def likeliest(
+    velocity: Velocity, bound: Bound, asked: Asked, tokens: Tensor, seed: int, h: float, batch: int
+) -> Tensor:
     """Which rows [n] of finished `tokens` [R, L] to keep, one for each text; of equal ones, the first.
 
     `h` is the step size that a few-step model is told.
     """
-    found, spec = list[Tensor](), velocity.spec
-    bound = (method(spec.method).bound() if spec.method else None) or FLOW_BOUND
-    model = as_model(velocity.net, spec, bound.reads)
+    found, model = list[Tensor](), velocity.reading(bound.reads)
     for start in range(0, len(tokens), batch):
         part = slice(start, start + batch)
         numbers, x_1 = asked.numbers[part].to(velocity.device), tokens[part].to(velocity.device)

@@ -17,7 +17,7 @@ from tsdfm.engine.distributed import pick_device
 from tsdfm.engine.precision import autocast, use_bf16
 from tsdfm.errors import UserError
 from tsdfm.flow import Jump, RowNoise, Solution, Step, check_grid, grid, reads_of, solve
-from tsdfm.methods import jump_for
+from tsdfm.methods import bound_of
 from tsdfm.nn.velocity import Velocity, load_velocity, run_folder
 from tsdfm.samples.given import Given, read_asked, several
 from tsdfm.samples.guide import Guide
@@ -150,6 +150,9 @@ class TextModel:
         asked = read_asked(self.tokenizer, spec.length, spec.anchor, n, first, prefixes=prefixes, infills=infills)
         if on_pass is not None and asked.texts < len(asked.numbers):
             raise UserError("texts with a gap of several lengths are chosen at the end: to watch them, give one length")
+        bound = bound_of(spec)
+        if bound is None and asked.texts < len(asked.numbers):
+            raise UserError(f"a model of {spec.method} has no bound to choose a gap's length by: give one length")
         count = len(asked.numbers)
         size, rows, parts = self._rows(count, batch, trajectory, guide), list[Row](), list[Tensor]()
         plain, stats = self.jump(jump), None if guide is None else Stats(guide.settings.k)
@@ -168,9 +171,9 @@ class TextModel:
             if on_batch is not None:
                 on_batch(min(count, start + size), count)
         tokens, nfe = torch.cat(parts), made.nfe
-        if asked.texts < count:  # gaps of several lengths
+        if asked.texts < count and bound is not None:  # gaps of several lengths
             with autocast(self.bf16, self.velocity.device):
-                kept = likeliest(self.velocity, asked, tokens, seed, points[1], size)
+                kept = likeliest(self.velocity, bound, asked, tokens, seed, points[1], size)
             tokens, rows = tokens[kept], [rows[row] for row in kept] if rows else []
             nfe = -(-count * (nfe + TIMES) // asked.texts)
         seconds = time.perf_counter() - begin
@@ -255,7 +258,7 @@ class TextModel:
 
     def jump(self, name: str) -> Jump:
         """A jump by its name: `auto`, one of `flow.JUMPS`, or one that a method brings."""
-        return jump_for(name, self.velocity.spec)
+        return self.velocity.jump(name)
 
     def batch_size(self, *, whole: bool = True, states: int = 1) -> int:
         """Texts of one call: what fits into half of a GPU's free memory, or logits of a quarter of a gigabyte on a CPU.

@@ -13,16 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from tsdfm import kernels
-from tsdfm.engine.rows import held_out_parts
 from tsdfm.engine.task import Context
-from tsdfm.flow import Bound, RowNoise, bits_per_character, interpolate
+from tsdfm.flow import Bound, RowNoise, interpolate
 from tsdfm.kernels.fused import Objective, fused_loss
-from tsdfm.nn.velocity import VelocitySpec, as_model
+from tsdfm.nn.bound import held_out_bound
+from tsdfm.nn.velocity import VelocitySpec
 from tsdfm.teacher.settings import TeacherSettings
 from tsdfm.tokens.loader import Batch
 from tsdfm.tokens.rows import TokenRows
-
-EVAL_STREAM = 1  # noise of the evaluation, apart from the training's
 
 
 class TextLoss(Protocol):
@@ -126,25 +124,7 @@ class TeacherTask:
 
     def evaluate(self, model: nn.Module, step: int) -> Mapping[str, float]:
         """The bound of held-out rows: nats per token, and bits per character of their text."""
-        if self.valid is None or self.bound is None:
+        if self.valid is None:
             return {}
-        world, settings = self.world, self.settings
-        rows, parts = held_out_parts(self.valid, settings.eval_rows, settings.loop, world)
-        total = torch.zeros((), dtype=torch.float64, device=world.device)
-        for part in parts:
-            total += self._bound(model, self.valid, part, self.bound).sum()
-        nats = total.item() / sum(map(len, parts))
-        characters = self.valid.count_characters(self.valid.take(rows))
-        free = self.spec.length - self.spec.anchor
-        bits = bits_per_character(nats, len(rows) * free, characters) if characters else float("nan")
-        return {"elbo": nats, "bits_per_character": bits}
-
-    def _bound(self, model: nn.Module, valid: TokenRows, indices: list[int], bound: Bound) -> Tensor:
-        """The bound of some held-out rows, nats per token [n]."""
-        device, spec = self.world.device, self.spec
-        x_1 = torch.from_numpy(valid.take(indices).astype("int64")).to(device)
-        noise = RowNoise(self.seed, torch.tensor(indices, device=device), stream=EVAL_STREAM)
-        given = torch.arange(spec.length, device=device) < spec.anchor
-        times = self.settings.eval_times
-        answers = as_model(model, spec, bound.reads)
-        return bound.rows(answers, x_1, self.schedule, self.source, times, noise, given=given)
+        asked = (self.settings.eval_rows, self.settings.eval_times, self.settings.loop)
+        return held_out_bound(model, self.spec, self.bound, self.valid, *asked, self.world)

@@ -8,7 +8,6 @@ the most popular token are the paper's; distinct-2 of the completions is ours.
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 
@@ -17,10 +16,8 @@ from torch import Tensor
 
 from tsdfm.engine.precision import autocast
 from tsdfm.errors import UserError
-from tsdfm.flow import RowNoise, reads_of
-from tsdfm.flow.draw import shape_logits
-from tsdfm.flow.jump import Remembers, Retimes
-from tsdfm.nn.velocity import as_model
+from tsdfm.flow import RowNoise, reads_of, solve
+from tsdfm.flow.jump import Remembers
 from tsdfm.report.cells import written
 from tsdfm.report.desk import Desk
 from tsdfm.report.metrics.diversity import position_difference, self_bleu, token_agreement
@@ -106,24 +103,28 @@ def walk(
     made: TextModel, x: Tensor, start: float, end: float, steps: int, noise: RowNoise, asked: MeasureSettings
 ) -> Tensor:
     """States x [B, L] taken from `start` to `end` in equal steps, which the sampler does not do; the anchor stays."""
-    anchor, jump = x[:, : made.velocity.spec.anchor].clone(), made.jump(asked.jump)
+    jump = made.jump(asked.jump)
     if jump.final_pass or isinstance(jump, Remembers):
         raise UserError(
             f"a text cannot be taken up in its middle by jump {asked.jump}: use one that decides step by step"
         )
-    if reads_of(jump) == "score":
-        raise UserError(f"jump {asked.jump} reads scores, which this table does not shape: use euler or cumulative")
-    model = as_model(made.velocity.net, made.velocity.spec, reads_of(jump))
+    if not steps:
+        return x
     points = [*(start + (end - start) * k / steps for k in range(steps)), end]
+    held = torch.arange(x.shape[1], device=x.device) < made.velocity.spec.anchor
     with autocast(made.bf16, made.velocity.device):
-        for here, there in pairwise(points):
-            t = torch.full((len(x),), here, dtype=torch.float64, device=x.device)
-            h = torch.full_like(t, there - here)
-            told = jump.when(t, h) if isinstance(jump, Retimes) else t
-            logits = shape_logits(model(x, told.float(), h.float()), asked.temperature, asked.top_p)
-            x = jump(x, logits, t, h, noise)
-            x[:, : anchor.shape[1]] = anchor
-    return x
+        return solve(
+            made.velocity.reading(reads_of(jump)),
+            x,
+            points,
+            jump,
+            noise,
+            given=held,
+            given_tokens=x,
+            temperature=asked.temperature,
+            top_p=asked.top_p,
+            part=True,
+        ).tokens
 
 
 def diversity(groups: Tensor, end: int) -> Plain:
