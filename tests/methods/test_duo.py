@@ -245,8 +245,9 @@ def test_by_the_command_line(tokens: Path, tmp_path: Path, capsys: pytest.Captur
         assert main([*words, *wrong, "--out", str(tmp_path / "no")]) == 2
         assert said in capsys.readouterr().err
         assert not (tmp_path / "no").exists()
-    assert main(["sample", str(run), "--jump", "duo-psi:2"]) == 2
-    assert "0 to 1" in capsys.readouterr().err
+    for jump, said in (("duo-psi:2", "from 0 to 1"), ("duo-greedy:1", "no such dial"), ("remdm-conf", "mask source")):
+        assert main(["sample", str(run), "--jump", jump]) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_it_is_not_rolled_out_as_a_flow(trained: DuoSettings, tokens: Path, tmp_path: Path) -> None:

@@ -169,11 +169,27 @@ def nelbo_rows(
     )
 
 
-def step(schedule: Schedule, source: Source, kappa: float = 1.0, *, greedy: bool = False) -> PsiJump:
-    """Ψ with κ of the exact step, and a greedy tail or none."""
-    from tsdfm.flow.psi import GreedyTail, PsiJump, Steady
+def ancestral(schedule: Schedule, source: Source) -> PsiJump:
+    """The exact step."""
+    from tsdfm.flow.psi import PsiJump, Steady
 
-    return (GreedyTail if greedy else PsiJump)(schedule, source, Steady(schedule, 1.0 - kappa))
+    return PsiJump(schedule, source, Steady(schedule))
+
+
+def greedy(schedule: Schedule, source: Source) -> PsiJump:
+    """The exact step, and a greedy tail."""
+    from tsdfm.flow.psi import GreedyTail, Steady
+
+    return GreedyTail(schedule, source, Steady(schedule))
+
+
+def psi(schedule: Schedule, source: Source, kappa: float = 0.95) -> PsiJump:
+    """Ψ with κ of the exact step."""
+    from tsdfm.flow.psi import PsiJump, Steady
+
+    if not 0 <= kappa <= 1:
+        raise UserError(f"duo-psi takes a κ from 0 to 1, such as duo-psi:0.9, not {kappa:g}")
+    return PsiJump(schedule, source, Steady(schedule, 1.0 - kappa))
 
 
 class Duo(TextMethod):
@@ -200,10 +216,7 @@ class Duo(TextMethod):
         return Bound("Duo NELBO", nelbo_rows, "others")
 
     def jumps(self) -> dict[str, JumpMaker]:
-        plain: JumpMaker = lambda schedule, source: step(schedule, source)  # noqa: E731 (they take no dial)
-        greedy: JumpMaker = lambda schedule, source: step(schedule, source, greedy=True)  # noqa: E731
-        psi: JumpMaker = lambda schedule, source, kappa=0.95: step(schedule, source, kappa)  # noqa: E731
-        return {"duo-ancestral": plain, "duo-greedy": greedy, "duo-psi": psi}
+        return {"duo-ancestral": ancestral, "duo-greedy": greedy, "duo-psi": psi}
 
     def then(self, settings: DuoSettings) -> tuple[str | Path, ...]:
         place = settings.out.parent / "duo-dcd"
