@@ -24,7 +24,10 @@ def read(source: SourceSettings | Path | str) -> Iterator[Document]:
     if not isinstance(source, SourceSettings):
         source = SourceSettings(path=Path(source))
     rounds = itertools.chain.from_iterable(_read_once(source) for _ in range(source.repeat))
-    made = (Document(clean(prepared(text, source)), origin) for text, origin in rounds)
+    made = (
+        Document(clean(prepared(text, source)), origin, clean(prepared(prompt, source)))
+        for text, origin, prompt in rounds
+    )
     return itertools.islice((document for document in made if document.text.strip()), source.limit)
 
 
@@ -88,6 +91,7 @@ def _read_world(source: SourceSettings) -> Iterator[Document]:
     from tsdfm.corpus.world import stories, world_named
 
     world = world_named(str(source.name).partition(":")[2] or "full")
+    without_prompt(source, "the story world")
     if source.limit is None:
         raise UserError("the story world has no end: give limit, the number of stories")
     for number, text in enumerate(stories(source.seed, source.limit, world=world)):
@@ -100,13 +104,22 @@ def _read_files(source: SourceSettings, root: Path) -> Iterator[Document]:
         place = path.relative_to(root).as_posix() if root.is_dir() else path.name
         match kind:
             case "jsonl":
-                documents = read_jsonl(path, source.field)
+                documents = read_jsonl(path, source.field, source.prompt)
             case "parquet":
-                documents = read_parquet(path, source.field)
+                documents = read_parquet(path, source.field, source.prompt)
             case _:
+                without_prompt(source, path.name)
                 documents = read_text(path, source.cut)
-        for text, origin in documents:
-            yield Document(text, place + origin.removeprefix(path.name))
+        for document in documents:
+            yield document._replace(origin=place + document.origin.removeprefix(path.name))
+
+
+def without_prompt(source: SourceSettings, what: str) -> None:
+    """Refuse a prompt where there are no fields."""
+    if source.prompt is not None:
+        raise UserError(
+            f"{what} has no field {source.prompt!r} for a prompt: prompts come from jsonl, parquet or the hub"
+        )
 
 
 def find_files(source: SourceSettings) -> list[Path]:

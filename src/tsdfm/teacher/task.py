@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -57,6 +57,8 @@ class Cuts(Protocol):
 class TeacherTask:
     """What the training loop asks for: the network, the loss of a batch, and the held-out bound."""
 
+    prompts: ClassVar[bool] = True
+
     def __init__(
         self,
         settings: TeacherSettings,
@@ -77,7 +79,7 @@ class TeacherTask:
 
     def loss(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Mapping[str, Tensor]]:
         anchor, longest = self.spec.anchor, batch.tokens.shape[1]
-        if isinstance(self.objective, Cuts):
+        if isinstance(self.objective, Cuts) and batch.given is None:  # what is cut off is text, not an answer
             length = anchor + self.objective.length(longest - anchor, step, self.seed)
             if length < longest:
                 with as_written():  # a length that seldom comes again is not worth compiling
@@ -90,22 +92,36 @@ class TeacherTask:
         t = self.objective.times(batch.rows, self.seed)
         x_0 = self.source.draw(x_1.shape, noise, x_1.device)
         x_t = interpolate(x_0, x_1, t, self.schedule, noise)
-        x_t[:, : self.spec.anchor] = x_1[:, : self.spec.anchor]
+        x_t = torch.where(batch.known(self.spec.anchor), x_1, x_t)
         free = slice(self.spec.anchor, None)
-        fused = self.objective.fused(x_1[:, free], x_t[:, free], t) if kernels.on(x_1, "rows") else None
+        chunked = kernels.on(x_1, "rows") or batch.given is not None
+        fused = self.objective.fused(x_1[:, free], x_t[:, free], t) if chunked else None
         if fused is not None:
-            return self._fused(model, x_t, t, *fused), {}
+            return self._fused(model, x_t, t, *fused, self.share(batch)), {}
         logits = model(x_t, self._told(t))
-        return self.objective.plain(logits[:, free], x_1[:, free], x_t[:, free], t), {}
+        if batch.given is None:
+            return self.objective.plain(logits[:, free], x_1[:, free], x_t[:, free], t), {}
+        rows = zip(logits, x_1, x_t, t, ~batch.given, strict=True)  # each has free positions of its own
+        each = [self.objective.plain(l[f][None], x[f][None], z[f][None], s[None]) for l, x, z, s, f in rows]
+        return torch.stack(each).mean(), {}
+
+    def share(self, batch: Batch) -> Tensor | float:
+        """What a position behind the anchor counts in the mean over free positions and rows: a number, or [B, L']."""
+        rows, anchor = len(batch.tokens), self.spec.anchor
+        if batch.given is None:
+            return 1.0 / (rows * (batch.tokens.shape[1] - anchor))
+        free = ~batch.given[:, anchor:]
+        return free / (rows * free.sum(-1, keepdim=True)).double()
 
     def _told(self, t: Tensor) -> Tensor:
         return self.spec.told(t.float(), t)[0]
 
-    def _fused(self, model: nn.Module, x_t: Tensor, t: Tensor, objective: Objective, weight: Tensor) -> Tensor:
+    def _fused(
+        self, model: nn.Module, x_t: Tensor, t: Tensor, objective: Objective, weight: Tensor, share: Tensor | float
+    ) -> Tensor:
         """The same loss without ever making the logits of the whole batch: by kernels, where they run."""
         anchor = self.spec.anchor
-        free = x_t.shape[1] - anchor
-        each = (weight * (1.0 / (len(x_t) * free))).expand(-1, free).flatten()
+        each = (weight * share).expand(-1, x_t.shape[1] - anchor).flatten()
 
         def then(hidden: Tensor, head: nn.Linear) -> Tensor:
             return fused_loss(hidden[:, anchor:].flatten(0, 1), head, objective, each)
@@ -120,19 +136,21 @@ class TeacherTask:
         world, settings = self.world, self.settings
         rows, parts = held_out_parts(self.valid, settings.eval_rows, settings.loop, world)
         total = torch.zeros((), dtype=torch.float64, device=world.device)
+        free = ~self.valid.given(rows)
+        mean = free.sum() / len(rows)  # free tokens a row; rows of other lengths weigh by theirs
         for part in parts:
-            total += self._bound(model, self.valid, part, self.bound).sum()
+            total += self._bound(model, self.valid, part, self.bound, mean).sum()
         nats = total.item() / sum(map(len, parts))
-        characters = self.valid.count_characters(self.valid.take(rows))
-        free = self.spec.length - self.spec.anchor
-        bits = bits_per_character(nats, len(rows) * free, characters) if characters else float("nan")
+        characters = self.valid.count_characters(self.valid.take(rows)[free])
+        bits = bits_per_character(nats, int(free.sum()), characters) if characters else float("nan")
         return {"elbo": nats, "bits_per_character": bits}
 
-    def _bound(self, model: nn.Module, valid: TokenRows, indices: list[int], bound: Bound) -> Tensor:
-        """The bound of some held-out rows, nats per token [n]."""
+    def _bound(self, model: nn.Module, valid: TokenRows, indices: list[int], bound: Bound, mean: float) -> Tensor:
+        """The bound of some held-out rows, nats per token [n], times each row's free tokens in units of `mean`."""
         device, spec = self.world.device, self.spec
         x_1 = torch.from_numpy(valid.take(indices).astype("int64")).to(device)
         noise = RowNoise(self.seed, torch.tensor(indices, device=device), stream=EVAL_STREAM)
-        given = torch.arange(spec.length, device=device) < spec.anchor
+        given = torch.from_numpy(valid.given(indices)).to(device)
         times = self.settings.eval_times
-        return bound.rows(as_model(model, spec), x_1, self.schedule, self.source, times, noise, given=given)
+        found = bound.rows(as_model(model, spec), x_1, self.schedule, self.source, times, noise, given=given)
+        return found * ((~given).sum(-1) / mean)
