@@ -137,7 +137,7 @@ def test_what_is_refused(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFix
         (["--path", str(tmp_path / "plain.txt")], "prompts come from jsonl, parquet or the hub"),
         (["--path", str(tmp_path / "half.jsonl"), "--field", "answer"], "has no field 'answer'"),
         (["--path", str(tmp_path / "half.jsonl"), "--field", "reply", "--prompt", "asked"], "set `prompt` to the one"),
-        (["--name", "world:small", "--limit", "3"], "the story world has no field"),
+        (["--name", "world:small", "--limit", "3"], "a world has no field"),
     ):
         assert main([*words, *more]) == 2
         error = capsys.readouterr().err.strip()

@@ -31,7 +31,8 @@ class VelocitySpec:
 
     `time` and `step_size` say whether it sees t and h (a network that does not see t is told 0); `logits` is what its
     answer means (`flow.logits`), and with `shift` the one at i is read off the hidden state of i − 1; `method` is how
-    it was trained and `jump` how it writes unless told otherwise.
+    it was trained, in how many `rounds` of distillation where it has such, and `jump` how it writes unless told
+    otherwise.
     """
 
     shape: Shape
@@ -46,6 +47,7 @@ class VelocitySpec:
     logits: str = "plain"
     method: str = ""
     jump: str = ""
+    rounds: int = 0
     shift: bool = False
 
     def flow_source(self) -> Source:
@@ -68,15 +70,15 @@ class VelocitySpec:
     def identity(self) -> dict[str, Any]:
         """What a resumed run must share with its checkpoint: all that changes a number.
 
-        Recomputing activations does not, nor what the model is called. Fields that came later are left out at their
-        default, so that older checkpoints go on.
+        Recomputing activations does not, nor what the model is called, nor in how many rounds it will be trained.
+        Fields that came later are left out at their default, so that older checkpoints go on.
         """
         plain = replace(self, shape=replace(self.shape, checkpoint=False)).plain()
         later = {"time": True, "logits": "plain", "shift": False}
         return {
             name: value
             for name, value in plain.items()
-            if name not in ("method", "jump") and (name not in later or value != later[name])
+            if name not in ("method", "jump", "rounds") and (name not in later or value != later[name])
         }
 
     def told(self, t: Tensor, h: Tensor) -> tuple[Tensor, Tensor | None]:

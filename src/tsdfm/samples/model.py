@@ -31,7 +31,7 @@ from tsdfm.flow import (
 )
 from tsdfm.methods import jump_for
 from tsdfm.nn.velocity import Velocity, load_velocity, run_folder
-from tsdfm.samples.given import Given, read_asked, several
+from tsdfm.samples.given import Asked, Given, read_asked, several
 from tsdfm.samples.guide import Guide
 from tsdfm.samples.lengths import TIMES, likeliest
 from tsdfm.samples.quick import Quick, by_logits, fitting, free_bytes, row_bytes
@@ -126,6 +126,7 @@ class TextModel:
         prefix: str | Sequence[str] | None = None,
         prompts: str | Sequence[str] | None = None,
         infill: str | Sequence[str] | None = None,
+        given: Given | None = None,
         temperature: float = 1.0,
         top_p: float = 1.0,
         jump: str = "auto",
@@ -145,7 +146,7 @@ class TextModel:
         `prefix` is kept as it is; `prompts` is another word for it. `infill` is a template with gaps, such as
         `"Mia has {2} balls."`: `{2}` is two tokens long, and of `{1-4}` the model chooses the length, for some passes
         more, which `nfe` counts (`samples.lengths`). Any of them may be a list: then `n` texts are written for each, in
-        order, and text j of the p-th has the number p·n + j.
+        order, and text j of the p-th has the number p·n + j. `given` says it in tokens instead: of text i its row i.
 
         The random numbers of text i depend on the seed and on i alone; `first` numbers the first text, so that a long
         list can be made in parts. In batches of another size floating-point products round differently, and a draw on
@@ -165,7 +166,12 @@ class TextModel:
             raise UserError("prompts is another word for prefix: give one of the two")
         prefixes, infills = several(prompts if prefix is None else prefix, "prefixes"), several(infill, "templates")
         spec = self.velocity.spec
-        asked = read_asked(self.tokenizer, spec.length, spec.anchor, n, first, prefixes=prefixes, infills=infills)
+        if given is None:
+            asked = read_asked(self.tokenizer, spec.length, spec.anchor, n, first, prefixes=prefixes, infills=infills)
+        elif len(given.held) != n:
+            raise UserError(f"{len(given.held)} rows are given for {n} texts: give one for each")
+        else:
+            asked = Asked(torch.arange(first, first + n), torch.arange(n), given)
         if on_pass is not None and asked.texts < len(asked.numbers):
             raise UserError("texts with a gap of several lengths are chosen at the end: to watch them, give one length")
         count = len(asked.numbers)
@@ -177,14 +183,14 @@ class TextModel:
         begin = time.perf_counter()
         for start in range(0, count, size):
             numbers = asked.numbers[start : start + size].to(self.velocity.device)
-            given = asked.rows(slice(start, start + size), self.velocity.device)
-            taken = guide.around(plain, given.held if given else None, stats) if guide and stats else plain
+            known = asked.rows(slice(start, start + size), self.velocity.device)
+            taken = guide.around(plain, known.held if known else None, stats) if guide and stats else plain
             recorder = Recorder(scorer.energy if scorer else None) if trajectory else None
-            guided = self._free(model, cfg, given) if cfg else model
+            guided = self._free(model, cfg, known) if cfg else model
             told = self._told(on_pass, numbers, (len(points) - 1 + taken.final_pass) * (2 if cfg else 1))
-            made = self._solve(guided, numbers, points, seed, given, temperature, top_p, bias, taken, recorder, told)
+            made = self._solve(guided, numbers, points, seed, known, temperature, top_p, bias, taken, recorder, told)
             parts.append(replace(made, tokens=made.tokens.cpu()))
-            rows += recorder.rows(given.held.cpu() if given else None) if recorder else []
+            rows += recorder.rows(known.held.cpu() if known else None) if recorder else []
             if on_batch is not None:
                 on_batch(min(count, start + size), count)
         tokens, passes = torch.cat([part.tokens for part in parts]), torch.cat([part.passes for part in parts])

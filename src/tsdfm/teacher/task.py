@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from tsdfm import kernels
 from tsdfm.engine.rows import held_out_parts
 from tsdfm.engine.runner import as_written
+from tsdfm.engine.settings import LoopSettings
 from tsdfm.engine.task import Context
 from tsdfm.flow import Bound, RowNoise, bits_per_character, interpolate
 from tsdfm.kernels.fused import Objective, fused_loss
@@ -54,7 +55,62 @@ class Cuts(Protocol):
         ...
 
 
-class TeacherTask:
+class Measures(Protocol):
+    """What a task that measures the bound asks of its settings."""
+
+    @property
+    def eval_rows(self) -> int: ...
+    @property
+    def eval_times(self) -> int: ...
+    @property
+    def loop(self) -> LoopSettings: ...
+
+
+class BoundTask:
+    """A network of `spec` with fresh weights, and the bound of held-out rows. A subclass says what is minimised."""
+
+    def __init__(self, settings: Measures, spec: VelocitySpec, valid: TokenRows | None, bound: Bound | None) -> None:
+        self.settings, self.spec, self.valid, self.bound = settings, spec, valid, bound
+        self.source, self.schedule = spec.flow_source(), spec.flow_schedule()
+        torch.manual_seed(settings.loop.seed)  # fresh weights; nothing else uses torch's own generator here
+        self.model: nn.Module = spec.network()
+        self.seed = settings.loop.seed
+
+    def bind(self, context: Context) -> None:
+        self.world = context.world
+
+    def loss(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """As `engine.task.Task` has it."""
+        raise NotImplementedError
+
+    def evaluate(self, model: nn.Module, step: int) -> Mapping[str, float]:
+        """The bound of held-out rows: nats per token, and bits per character of their text."""
+        if self.valid is None or self.bound is None:
+            return {}
+        world, settings = self.world, self.settings
+        rows, parts = held_out_parts(self.valid, settings.eval_rows, settings.loop, world)
+        total = torch.zeros((), dtype=torch.float64, device=world.device)
+        free = ~self.valid.given(rows)
+        mean = free.sum() / len(rows)  # free tokens a row; rows of other lengths weigh by theirs
+        for part in parts:
+            total += self._bound(model, self.valid, part, self.bound, mean).sum()
+        nats = total.item() / sum(map(len, parts))
+        characters = self.valid.count_characters(self.valid.take(rows)[free])
+        bits = bits_per_character(nats, int(free.sum()), characters) if characters else float("nan")
+        return {"elbo": nats, "bits_per_character": bits}
+
+    def _bound(self, model: nn.Module, valid: TokenRows, indices: list[int], bound: Bound, mean: float) -> Tensor:
+        """The bound of some held-out rows, nats per token [n], times each row's free tokens in units of `mean`."""
+        device, spec = self.world.device, self.spec
+        x_1 = torch.from_numpy(valid.take(indices).astype("int64")).to(device)
+        noise = RowNoise(self.seed, torch.tensor(indices, device=device), stream=EVAL_STREAM)
+        given = torch.from_numpy(valid.given(indices)).to(device)
+        times = self.settings.eval_times
+        found = bound.rows(as_model(model, spec), x_1, self.schedule, self.source, times, noise, given=given)
+        return found * ((~given).sum(-1) / mean)
+
+
+class TeacherTask(BoundTask):
     """What the training loop asks for: the network, the loss of a batch, and the held-out bound."""
 
     prompts: ClassVar[bool] = True
@@ -67,15 +123,8 @@ class TeacherTask:
         objective: TextLoss,
         bound: Bound | None,
     ) -> None:
-        self.settings, self.spec, self.valid = settings, spec, valid
-        self.objective, self.bound = objective, bound
-        self.source, self.schedule = spec.flow_source(), spec.flow_schedule()
-        torch.manual_seed(settings.loop.seed)  # fresh weights; nothing else uses torch's own generator here
-        self.model: nn.Module = spec.network()
-        self.seed = settings.loop.seed
-
-    def bind(self, context: Context) -> None:
-        self.world = context.world
+        super().__init__(settings, spec, valid, bound)
+        self.objective = objective
 
     def loss(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Mapping[str, Tensor]]:
         anchor, longest = self.spec.anchor, batch.tokens.shape[1]
@@ -128,29 +177,3 @@ class TeacherTask:
 
         loss: Tensor = model(x_t, self._told(t), then=then)
         return loss
-
-    def evaluate(self, model: nn.Module, step: int) -> Mapping[str, float]:
-        """The bound of held-out rows: nats per token, and bits per character of their text."""
-        if self.valid is None or self.bound is None:
-            return {}
-        world, settings = self.world, self.settings
-        rows, parts = held_out_parts(self.valid, settings.eval_rows, settings.loop, world)
-        total = torch.zeros((), dtype=torch.float64, device=world.device)
-        free = ~self.valid.given(rows)
-        mean = free.sum() / len(rows)  # free tokens a row; rows of other lengths weigh by theirs
-        for part in parts:
-            total += self._bound(model, self.valid, part, self.bound, mean).sum()
-        nats = total.item() / sum(map(len, parts))
-        characters = self.valid.count_characters(self.valid.take(rows)[free])
-        bits = bits_per_character(nats, int(free.sum()), characters) if characters else float("nan")
-        return {"elbo": nats, "bits_per_character": bits}
-
-    def _bound(self, model: nn.Module, valid: TokenRows, indices: list[int], bound: Bound, mean: float) -> Tensor:
-        """The bound of some held-out rows, nats per token [n], times each row's free tokens in units of `mean`."""
-        device, spec = self.world.device, self.spec
-        x_1 = torch.from_numpy(valid.take(indices).astype("int64")).to(device)
-        noise = RowNoise(self.seed, torch.tensor(indices, device=device), stream=EVAL_STREAM)
-        given = torch.from_numpy(valid.given(indices)).to(device)
-        times = self.settings.eval_times
-        found = bound.rows(as_model(model, spec), x_1, self.schedule, self.source, times, noise, given=given)
-        return found * ((~given).sum(-1) / mean)
