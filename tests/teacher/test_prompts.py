@@ -54,7 +54,7 @@ class Told(torch.nn.Module):
         self.head = torch.nn.Linear(6, width).double()
 
     def forward(self, x_t: torch.Tensor, *told: Any, then: Any = None) -> Any:
-        self.x_t = x_t
+        self.x_t, self.told = x_t, told
         return self.head(self.table) if then is None else then(self.table, self.head)
 
 
@@ -69,14 +69,16 @@ def test_a_prompt_is_never_noise_and_carries_no_loss(name: str, source: str) -> 
     batch, model = Batch(tokens, torch.arange(4), given=GIVEN), Told(V)
     loss, _ = task.loss(model, batch, 0)
     loss.backward()
-    x_t = model.x_t
+    soft, x_t = model.x_t.dim() == 3, model.x_t
+    if soft:  # laws over tokens, of which the first is x_1, with weights: all of it where that is given
+        x_t = torch.where(model.told[-1][..., 0] == 1, x_t[..., 0], -1)
     assert torch.equal(x_t[GIVEN], tokens[GIVEN])
     assert not torch.equal(x_t, tokens)
     slope = model.table.grad
     assert slope is not None
     assert slope[GIVEN].abs().max() == 0
     assert slope[~GIVEN].abs().max() > 0
-    if not hasattr(task.objective, "cart"):  # whose weights come from all that is known, the prompt among it
+    if not soft and not hasattr(task.objective, "cart"):  # whose weights come from all that is known, prompts as well
         t, logits = task.objective.times(batch.rows, 5), model.head(model.table)
         free = [(~GIVEN[b]).nonzero()[:, 0] for b in range(4)]
         parts = [[x[b, free[b]][None] for x in (logits, tokens, x_t)] for b in range(4)]

@@ -38,7 +38,7 @@ class Distils(Protocol):
 
     def rounds(self, settings: Any) -> int: ...
 
-    def words(self) -> dict[str, Any]: ...
+    def words(self, settings: Any = None) -> dict[str, Any]: ...
 
     def then(self, settings: Any) -> tuple[str | Path, ...]: ...
 
@@ -78,8 +78,9 @@ def spec_for(settings: DistilSettings, origin: VelocitySpec, method: Distils) ->
     if origin.source not in method.sources:
         only = " and ".join(method.sources)
         raise UserError(f"{method.name} is for the {only} source, and {settings.init_from} is of {origin.source}")
-    known = method.words() | {name: getattr(origin, name) for name in method.keeps}
-    if origin.time != known["time"] or not readable_as(origin.logits, known["logits"]):
+    known = method.words(settings) | {name: getattr(origin, name) for name in method.keeps}
+    told = all(getattr(origin, name) == known[name] for name in ("time", "clock"))
+    if not told or not readable_as(origin.logits, known["logits"]):
         raise UserError(
             f"{method.name} cannot start from {settings.init_from}, which is of method {origin.method}: its network is "
             "told, or answers, something else; start from a dfm or few-step model"

@@ -19,13 +19,13 @@ from tsdfm.distil.settings import DistilSettings
 from tsdfm.distil.stats import Stats, readable
 from tsdfm.engine.rows import held_out_parts
 from tsdfm.engine.task import Context
-from tsdfm.flow import Bound, RowNoise, bits_per_character, interpolate
+from tsdfm.flow import Bound, RowNoise, interpolate
 from tsdfm.kernels.fused import Objective, fused_loss
-from tsdfm.nn.velocity import VelocitySpec, as_model
+from tsdfm.nn.bound import EVAL_STREAM, held_out_bound
+from tsdfm.nn.velocity import VelocitySpec
 from tsdfm.tokens.loader import Batch, HostBatch
 from tsdfm.tokens.rows import TokenRows
 
-EVAL_STREAM = 1  # noise of the evaluation, apart from the training's
 STEP_STREAM = 3  # step sizes and times
 
 
@@ -140,17 +140,14 @@ class StudentTask:
         """Held-out rows: the bound with the smallest step, and the divergence from the large steps' target."""
         if self.valid is None:
             return {}
-        world, settings, stats = self.world, self.settings, self.rollout.stats(None)
-        rows, parts = held_out_parts(self.valid, settings.eval_rows, settings.loop, world)
-        sums = torch.zeros(2, dtype=torch.float64, device=world.device)
-        for part in parts:
-            sums += self._held_out(model, self.valid, part, step, stats)
-        nats, kl = (sums / sum(map(len, parts))).tolist()
-        characters = self.valid.count_characters(self.valid.take(rows))
-        tokens = len(rows) * (self.spec.length - self.spec.anchor)
-        bits = bits_per_character(nats, tokens, characters) if characters else float("nan")
-        found = {"elbo": nats, "bits_per_character": bits} if self.bound is not None else {}
-        return found | ({"kl": kl} if self.times.share > 0 else {}) | self._navigation(stats)
+        settings, stats = self.settings, self.rollout.stats(None)
+        asked = (settings.eval_rows, settings.eval_times, settings.loop, self.world, self.times.smallest)
+        found = held_out_bound(model, self.spec, self.bound, self.valid, *asked)
+        if self.times.share > 0:
+            _, parts = held_out_parts(self.valid, settings.eval_rows, settings.loop, self.world)
+            kl = sum(self._divergence(model, self.valid, part, step, stats) for part in parts)
+            found["kl"] = float(kl) / sum(map(len, parts))
+        return found | self._navigation(stats)
 
     def _navigation(self, stats: Stats | None) -> dict[str, float]:
         """What the roll-outs of an evaluation measured, over all processes."""
@@ -159,20 +156,13 @@ class StudentTask:
         means = stats.mean(stats.midpoints, torch.device("cpu"))
         return readable(self.world.mean({name: float(value) for name, value in means.items()}))
 
-    def _held_out(
+    def _divergence(
         self, model: nn.Module, valid: TokenRows, indices: list[int], step: int, stats: Stats | None
     ) -> Tensor:
-        """Sums over some held-out rows: the bound, and the divergence of a large step, [2]."""
-        device, spec, numbers = self.world.device, self.spec, torch.tensor(indices)
+        """The divergence of a large step, summed over some held-out rows."""
+        device, numbers = self.world.device, torch.tensor(indices)
         x_1 = torch.from_numpy(valid.take(indices).astype("int64")).to(device)
-        bound = kl = torch.zeros((), dtype=torch.float64, device=device)
-        if self.bound is not None:
-            noise = RowNoise(self.seed, numbers.to(device), EVAL_STREAM)
-            given = torch.arange(spec.length, device=device) < spec.anchor
-            flow = (self.schedule, self.source, self.settings.eval_times, noise)
-            bound = self.bound.rows(as_model(model, spec), x_1, *flow, h=self.times.smallest, given=given).sum()
-        if self.times.share > 0:
-            every, last = torch.ones(len(indices), dtype=torch.bool), max(step - 1, 0)  # the step the student took last
-            found = self.states(x_1, numbers.to(device), numbers, every, last, EVAL_STREAM)
-            kl, _ = self.losses(model, found, *self.rollout(self.teacher.at(last), found, step, stats))
-        return torch.stack([bound, kl.double() * len(indices)])
+        every, last = torch.ones(len(indices), dtype=torch.bool), max(step - 1, 0)  # the step the student took last
+        found = self.states(x_1, numbers.to(device), numbers, every, last, EVAL_STREAM)
+        kl, _ = self.losses(model, found, *self.rollout(self.teacher.at(last), found, step, stats))
+        return kl.double() * len(indices)

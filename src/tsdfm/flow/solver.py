@@ -19,7 +19,8 @@ from torch import Tensor
 
 from tsdfm.errors import UserError
 from tsdfm.flow.draw import shape_logits
-from tsdfm.flow.jump import Finishes, Jump, PositionJump, Remembers, RowJump, Stops
+from tsdfm.flow.jump import Finishes, Jump, PositionJump, Remembers, Retimes, RowJump, Stops, reads_of
+from tsdfm.flow.logits import posterior_from_score, reshaped_score
 from tsdfm.flow.noise import Noise, uniform
 
 Model = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -111,10 +112,11 @@ def grid(steps: int) -> tuple[float, ...]:
     return tuple(k / steps for k in range(steps + 1))
 
 
-def check_grid(times: Sequence[float] | Tensor) -> tuple[float, ...]:
-    """An explicit time grid as floats; it must rise from exactly 0 to exactly 1."""
+def check_grid(times: Sequence[float] | Tensor, *, part: bool = False) -> tuple[float, ...]:
+    """An explicit time grid as floats; it must rise, from exactly 0 to exactly 1 or, as a `part`, anywhere between."""
     times = tuple(float(t) for t in (times.tolist() if isinstance(times, Tensor) else times))
-    if len(times) < 2 or times[0] != 0.0 or times[-1] != 1.0:
+    ends = (times[0] >= 0.0 and times[-1] <= 1.0) if part and times else times[:1] == (0.0,) and times[-1:] == (1.0,)
+    if len(times) < 2 or not ends:
         raise UserError("a time grid starts at 0 and ends at 1, for instance 0, 0.5, 1")
     for before, after in pairwise(times):
         if not before < after:
@@ -139,15 +141,20 @@ def solve(
     on_step: Callable[[Step], None] | None = None,
     on_state: Callable[[int, float, Tensor], None] | None = None,
     time_dtype: torch.dtype = torch.float32,
+    part: bool = False,
 ) -> Solution:
     """Walk x_0 [B, L] from t = 0 to t = 1 along `times` (a step count, or a grid).
+
+    With `part` the grid may begin and end anywhere, and x_0 is the state at its beginning.
 
     `given` (bool, [B, L] or [L]) marks positions that hold `given_tokens` from the first call of the model to the
     end: a prefix, or any infill. The model sees t and h in `time_dtype`; the jumps work in float64. Every step takes
     the same random numbers whatever happens in it, so with `RowNoise` a row does not depend on its neighbours.
 
     `bias` [V] is added to the logits, in float32 or better, before temperature and top-p: softmax((logits + bias)/T).
-    −inf rules a token out. `limits` does so at some positions alone.
+    −inf rules a token out. `limits` does so at some positions alone. All of them shape the law of x_1 that the jump
+    reads (`flow.reads_of`, which the model must then give). A score is turned into the posterior, shaped, and turned
+    back; with the mask source its sum stays, which is how likely [MASK] is left.
 
     `on_state(passes, t, x)` is told after every pass how many there were, the time reached and the state [B, L], which
     is the solver's own. Unlike `on_step` it asks for no logits, so nothing is computed for its sake.
@@ -159,7 +166,7 @@ def solve(
     positions that it needs in the same way and is then asked about the rows. A walk ends early when the jump says that
     all rows are done (`Stops`).
     """
-    points = grid(times) if isinstance(times, int) else check_grid(times)
+    points = grid(times) if isinstance(times, int) else check_grid(times, part=part)
     clamp, held = _clamp(x_0, given, given_tokens, jump.source.vocab)
     shaper = _Shaper(x_0.device, temperature, top_p, _checked(bias, jump.source.vocab, x_0.device))
     sets = None if limits is None else limits.spread(x_0, jump.source.vocab)
@@ -214,10 +221,16 @@ class _Walk:
         """The state after a step, and the logits it was made by, which are there in any case with `whole`."""
         t = torch.full((len(x),), start, dtype=torch.float64, device=x.device)
         h = torch.full((len(x),), end - start, dtype=torch.float64, device=x.device)
-        seen, jump = (t.to(self.time_dtype), h.to(self.time_dtype)), self.jump
+        jump = self.jump
+        told = jump.when(t, h) if isinstance(jump, Retimes) else t
+        seen = (told.to(self.time_dtype), h.to(self.time_dtype))
         if not whole and isinstance(self.model, PartialModel) and reads_some(jump):
             return self.some(self.model, x, t, h, seen), None
-        own = self.shaper.own(self.model(x, *seen), self.sets)
+        answer = self.model(x, *seen)
+        if reads_of(jump) == "score":
+            score, logits = self.shaper.score(jump, answer, x, t[:, None], self.sets, show=whole)
+            return self.clamp(jump(x, score, t, h, self.noise)), logits
+        own = self.shaper.own(answer, self.sets)
         logits = self.shaper.shape(own)
         if not isinstance(jump, RowJump):
             return self.clamp(jump(x, logits, t, h, self.noise)), logits
@@ -228,8 +241,12 @@ class _Walk:
         """The jump's last word, by a pass at t = 1, and the logits of that pass."""
         assert isinstance(self.jump, Finishes)
         one, none = (torch.full((len(x),), value, dtype=self.time_dtype, device=x.device) for value in (1.0, 0.0))
-        logits = self.shaper(self.model(x, one, none), self.sets)
-        return self.clamp(self.jump.finish(x, logits, self.noise)), logits
+        answer = self.model(x, one, none)
+        if reads_of(self.jump) == "score":
+            read, logits = self.shaper.score(self.jump, answer, x, one[:, None], self.sets, show=True)
+        else:
+            read = logits = self.shaper.shape(self.shaper.own(answer, self.sets))
+        return self.clamp(self.jump.finish(x, read, self.noise)), logits
 
     def some(self, model: PartialModel, x: Tensor, t: Tensor, h: Tensor, seen: tuple[Tensor, Tensor]) -> Tensor:
         """The state after a step, by the logits of those positions alone that the jump needs.
@@ -247,12 +264,17 @@ class _Walk:
         flat, uniforms = x.flatten(), u.flatten(0, 1)
         out, scores = flat.clone(), torch.zeros(flat.shape, dtype=torch.float64, device=x.device)
         for part in torch.split(places, max(1, ROOM.get(x.device.type, ROOM["cpu"]) // jump.source.vocab)):
-            own = self.shaper.own(read(part), None if self.sets is None else self.sets.flatten()[part])
-            logits = self.shaper.shape(own)
+            answer, limited = read(part), None if self.sets is None else self.sets.flatten()[part]
             if isinstance(jump, RowJump):
-                out[part], scores[part] = jump.read(logits, own, uniforms[part])
-            else:  # as one row of a state: all positions have the same t and h
-                out[part] = jump.move(flat[part][None], logits[None], t[:1], h[:1], uniforms[part][None])[0]
+                own = self.shaper.own(answer, limited)
+                out[part], scores[part] = jump.read(self.shaper.shape(own), own, uniforms[part])
+                continue
+            if reads_of(jump) == "score":
+                logits, _ = self.shaper.score(jump, answer, flat[part], t[:1], limited)
+            else:
+                logits = self.shaper.shape(self.shaper.own(answer, limited))
+            # as one row of a state: all positions have the same t and h
+            out[part] = jump.move(flat[part][None], logits[None], t[:1], h[:1], uniforms[part][None])[0]
         if not isinstance(jump, RowJump):
             return out.view_as(x)
         return self.clamp(jump.settle(x, out.view_as(x), scores.view_as(x), t, h, u))
@@ -272,10 +294,6 @@ class _Shaper:
     def __post_init__(self) -> None:
         self.bad = torch.zeros((), dtype=torch.bool, device=self.device)
 
-    def __call__(self, logits: Tensor, sets: Tensor | None = None) -> Tensor:
-        """What a jump draws from."""
-        return self.shape(self.own(logits, sets))
-
     def own(self, logits: Tensor, sets: Tensor | None) -> Tensor:
         """The model's own law, with `bias`, of the tokens that may be; `sets` […] are those of `Limits`, if any."""
         peak = logits.amax(-1)  # NaN if any is; all −inf is allowed, it means uniform
@@ -290,6 +308,17 @@ class _Shaper:
     def shape(self, own: Tensor) -> Tensor:
         """The same by temperature and top-p."""
         return shape_logits(own, self.temperature, self.top_p)
+
+    def score(
+        self, jump: Jump | PositionJump, score: Tensor, x: Tensor, t: Tensor, sets: Tensor | None, show: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """log s […, V] at x […] and t as a jump reads it, and the shaped logits of x_1, if they are to `show`."""
+        plain = self.temperature == self.top_p == 1.0 and self.bias is None and sets is None
+        if plain and not show:
+            return self.own(score, None), score
+        law = (jump.schedule, jump.source)
+        shaped = self.shape(self.own(posterior_from_score(score, x, t, *law), sets))
+        return score if plain else reshaped_score(score, shaped, x, t, *law), shaped
 
 
 def _checked(bias: Tensor | None, vocab: int, device: torch.device) -> Tensor | None:

@@ -55,6 +55,8 @@ class Method:
     sources: ClassVar[tuple[str, ...]] = ("uniform", "mask")
     time: ClassVar[bool] = True
     """Is the network told t?"""
+    clock: ClassVar[str] = "t"
+    """As what it is told the time: "t", or "sigma", −log κ(t) (`flow.schedule.sigma`)."""
     step_size: ClassVar[bool] = False
     """Is the network told h?"""
     logits: ClassVar[str] = "plain"
@@ -87,11 +89,12 @@ class Method:
         """The words of the command that comes after the training, for those who run commands one by one."""
         return ("sample", settings.out)
 
-    def words(self) -> dict[str, Any]:
-        """What a `VelocitySpec` says of a model of this method."""
+    def words(self, settings: Any = None) -> dict[str, Any]:
+        """What a `VelocitySpec` says of a model of this method, trained by `settings` (none: by its defaults)."""
         return {
             "method": self.name,
             "time": self.time,
+            "clock": self.clock,
             "step_size": self.step_size,
             "logits": self.logits,
             "jump": self.jump,
@@ -253,24 +256,21 @@ def method_of(manifest: Mapping[str, Any]) -> Method | None:
     return method(student_method(given if isinstance(given, Mapping) else {})[0])
 
 
+def brought_jumps() -> dict[str, JumpMaker]:
+    """The jumps that methods bring, by name: `flow.jump_from` finds them here."""
+    return {jump: maker for each in files() for jump, maker in method(each).jumps().items()}
+
+
 def jump_for(name: str, spec: VelocitySpec) -> Jump:
-    """A jump by its name for a model of `spec`: `auto`, one of `flow.JUMPS`, or one that a method brings.
+    """A jump by its name for a model of `spec`: `auto` is the one its method chose (`VelocitySpec.flow_jump`)."""
+    return spec.flow_jump(name)
 
-    A jump that has a dial, such as ReMDM's η, takes it after a colon: `remdm-cap:0.1`.
-    """
-    from tsdfm.flow import JUMPS, jump_from
 
-    word, colon, dial = (spec.usual_jump() if name == "auto" else name).partition(":")
-    schedule, source = spec.flow_schedule(), spec.flow_source()
-    if word in JUMPS and not colon:
-        return jump_from(word, schedule, source)
-    brought = {jump: maker for each in files() for jump, maker in method(each).jumps().items()}
-    if word not in brought:
-        raise UserError(f"unknown jump {name!r}{nearest(name, ('auto', *JUMPS, *brought))}")
-    try:
-        return brought[word](schedule, source, *([float(dial)] if colon else []))
-    except (TypeError, ValueError):
-        raise UserError(f"jump {word} takes no such dial as {dial!r}") from None
+def bound_of(spec: VelocitySpec) -> Bound | None:
+    """The bound that a model of `spec` is measured by; runs that did not record their method have the flow's."""
+    from tsdfm.flow.elbo import FLOW_BOUND
+
+    return method(spec.method).bound() if spec.method else FLOW_BOUND
 
 
 def student_method(values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -97,6 +97,8 @@ def generate(
             jump=manner.jump,
             cfg=settings.cfg,
             batch=settings.batch,
+            length=settings.length,
+            stride=settings.stride,
             trajectory=settings.watched,
             on_batch=lambda done, of: bar.update(job, completed=done, total=of),
             on_pass=on_pass,

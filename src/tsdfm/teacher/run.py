@@ -28,7 +28,7 @@ class ManyStep(Protocol):
     name: ClassVar[str]
     label: ClassVar[str]
 
-    def words(self) -> dict[str, Any]: ...
+    def words(self, settings: Any = None) -> dict[str, Any]: ...
 
     def then(self, settings: Any) -> tuple[str | Path, ...]: ...
 
@@ -64,7 +64,7 @@ def spec_for(settings: TeacherSettings, rows: TokenRows, method: ManyStep) -> Ve
         length=rows.length,
         anchor=rows.anchor,
         tokenizer=rows.fingerprint,
-        **method.words(),
+        **method.words(settings),
     )
 
 
