@@ -132,7 +132,7 @@ class Bound:
     """A bound of −log p(text) and what a manifest calls it: bounds of different processes are not comparable.
 
     `rows(model, x_1, schedule, source, times, noise, h=…, given=…)` gives nats per token [B], as `elbo_rows` does. The
-    model gives what it `reads`: logits of p(x_1 | x_t), or the score (`flow.logits`).
+    model gives what it `reads`: logits of p(x_1 | x_t), the score, or π (`flow.logits`).
     """
 
     label: str

@@ -69,7 +69,7 @@ class Finishes(Protocol):
 
 
 def reads_of(jump: Jump | PositionJump) -> Reads:
-    """What a jump wants of a model (`flow.logits`): the posterior p(x_1 | x_t), unless it says `reads = "score"`."""
+    """What a jump wants of a model (`flow.logits`): the posterior p(x_1 | x_t), unless its `reads` says otherwise."""
     reads: Reads = getattr(jump, "reads", "posterior")
     return reads
 
@@ -79,6 +79,13 @@ class Remembers(Protocol):
     """A jump that keeps something of each row over its steps: `begin(x_0 [B, L])` makes the one for these rows."""
 
     def begin(self, x_0: Tensor) -> Jump: ...
+
+
+@runtime_checkable
+class Retimes(Protocol):
+    """A jump along which the share of arrived tokens may differ from κ(t): the network is told `when` [B], not t."""
+
+    def when(self, t: Tensor, h: Tensor) -> Tensor: ...
 
 
 @runtime_checkable

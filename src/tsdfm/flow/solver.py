@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tsdfm.errors import UserError
 from tsdfm.flow.draw import shape_logits
-from tsdfm.flow.jump import Finishes, Jump, PositionJump, Remembers, RowJump, Stops, reads_of
+from tsdfm.flow.jump import Finishes, Jump, PositionJump, Remembers, Retimes, RowJump, Stops, reads_of
 from tsdfm.flow.logits import posterior_from_score, reshaped_score
 from tsdfm.flow.noise import Noise, uniform
 
@@ -152,8 +152,8 @@ def solve(
     the same random numbers whatever happens in it, so with `RowNoise` a row does not depend on its neighbours.
 
     `bias` [V] is added to the logits, in float32 or better, before temperature and top-p: softmax((logits + bias)/T).
-    −inf rules a token out. `limits` does so at some positions alone. All of them shape p(x_1 | x_t), whatever the jump
-    reads: a score (`flow.reads_of`, which the model must then give) is turned into the posterior, shaped, and turned
+    −inf rules a token out. `limits` does so at some positions alone. All of them shape the law of x_1 that the jump
+    reads (`flow.reads_of`, which the model must then give). A score is turned into the posterior, shaped, and turned
     back; with the mask source its sum stays, which is how likely [MASK] is left.
 
     `on_state(passes, t, x)` is told after every pass how many there were, the time reached and the state [B, L], which
@@ -221,7 +221,9 @@ class _Walk:
         """The state after a step, and the logits it was made by, which are there in any case with `whole`."""
         t = torch.full((len(x),), start, dtype=torch.float64, device=x.device)
         h = torch.full((len(x),), end - start, dtype=torch.float64, device=x.device)
-        seen, jump = (t.to(self.time_dtype), h.to(self.time_dtype)), self.jump
+        jump = self.jump
+        told = jump.when(t, h) if isinstance(jump, Retimes) else t
+        seen = (told.to(self.time_dtype), h.to(self.time_dtype))
         if not whole and isinstance(self.model, PartialModel) and reads_some(jump):
             return self.some(self.model, x, t, h, seen), None
         answer = self.model(x, *seen)

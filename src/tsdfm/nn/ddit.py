@@ -45,23 +45,43 @@ class DDiT(nn.Module):
         self.head = zero_(nn.Linear(shape.width, vocab))
 
     def forward(
-        self, x_t: Tensor, t: Tensor, h: Tensor | None = None, then: Callable[[Tensor, nn.Linear], Any] | None = None
+        self,
+        x_t: Tensor,
+        t: Tensor,
+        h: Tensor | None = None,
+        weights: Tensor | None = None,
+        then: Callable[[Tensor, nn.Linear], Any] | None = None,
     ) -> Any:
         """Logits [B, L, |V|] of x_1 for x_t [B, L], t [B] and, where the network has it, h [B].
+
+        With `weights` a position holds a law over tokens instead of one of them (`embed`).
 
         With `then`, what `then(hidden, head)` gives instead: work with the head that must happen inside the forward,
         where DDP sees it and FSDP has the weights at hand, such as a loss that never makes all logits at once.
         """
-        return self.read(self.hidden(x_t, t, h), then)
+        return self.read(self.hidden(x_t, t, h, weights), then)
 
     def read(self, hidden: Tensor, then: Callable[[Tensor, nn.Linear], Any] | None = None) -> Any:
         """The end of the forward: logits [B, L, |V|] of a hidden state [B, L, D], or what `then` makes of it."""
         return self.head(hidden) if then is None else then(hidden, self.head)
 
-    def hidden(self, x_t: Tensor, t: Tensor, h: Tensor | None = None) -> Tensor:
+    def embed(self, x_t: Tensor, weights: Tensor | None = None) -> Tensor:
+        """The embeddings [B, L, D] of tokens x_t [B, L].
+
+        With `weights` [B, L, k+1], the mean embedding of a law over tokens: x_t [B, L, k] are some of them, and the
+        last weight is shared by all |V| alike. So no [B, L, |V|] is made where few tokens have nearly all the weight.
+        """
+        if weights is None:
+            out: Tensor = self.embedding(x_t)
+            return out
+        share = weights.to(self.embedding.weight.dtype).unsqueeze(-1)
+        some: Tensor = (self.embedding(x_t) * share[..., :-1, :]).sum(-2)
+        return some + share[..., -1, :] * self.embedding.weight[: self.vocab].mean(0)
+
+    def hidden(self, x_t: Tensor, t: Tensor, h: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
         """The final hidden state [B, L, D]; the head is linear in it."""
         cond = self.condition(t, h)
-        x = at_places(self.embedding(x_t), self.places)
+        x = at_places(self.embed(x_t, weights), self.places)
         cos, sin = self.rotary(x_t.shape[1])
         for block in self.blocks:
             if self.shape.checkpoint and torch.is_grad_enabled():

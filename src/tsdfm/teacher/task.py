@@ -6,7 +6,7 @@ t by the method's law,   x_0 ~ source,   x_t on the path between x_0 and x_1,   
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -89,6 +89,30 @@ class BoundTask:
         return held_out_bound(model, self.spec, self.bound, self.valid, *asked, self.world)
 
 
+@dataclass(frozen=True)
+class SoftStates:
+    """States that a loss made by itself, of which the network is shown laws over tokens (`DDiT.embed`).
+
+    `loss` is the loss of just these states x_t [B, L] at t [B]. Shown are tokens [B, L, k], of which the first are x_1,
+    and weights [B, L, k+1].
+    """
+
+    loss: TextLoss
+    x_t: Tensor
+    t: Tensor
+    tokens: Tensor
+    weights: Tensor
+
+
+@runtime_checkable
+class Softens(Protocol):
+    """A loss that makes states of its own at some steps of the training."""
+
+    def states(self, x_1: Tensor, t: Tensor, noise: RowNoise, step: int) -> SoftStates | None:
+        """The states of texts x_1 [B, L] by times t [B], or none: those of the path, as always."""
+        ...
+
+
 class TeacherTask(BoundTask):
     """What the training loop asks for: the network, the loss of a batch, and the held-out bound."""
 
@@ -109,34 +133,41 @@ class TeacherTask(BoundTask):
             length = anchor + self.objective.length(longest - anchor, step, self.seed)
             if length < longest:
                 with as_written():  # a length that seldom comes again is not worth compiling
-                    return self.whole(model, replace(batch, tokens=batch.tokens[:, :length]))
-        return self.whole(model, batch)
+                    return self.whole(model, replace(batch, tokens=batch.tokens[:, :length]), step)
+        return self.whole(model, batch, step)
 
-    def whole(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def whole(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Mapping[str, Tensor]]:
         """The loss of rows of any length."""
         x_1, noise = batch.tokens, RowNoise(self.seed, batch.rows)
-        t = self.objective.times(batch.rows, self.seed)
-        x_0 = self.source.draw(x_1.shape, noise, x_1.device)
-        x_t = interpolate(x_0, x_1, t, self.schedule, noise)
-        x_t[:, : self.spec.anchor] = x_1[:, : self.spec.anchor]
-        free = slice(self.spec.anchor, None)
-        fused = self.objective.fused(x_1[:, free], x_t[:, free], t) if kernels.on(x_1, "rows") else None
+        loss, anchor = self.objective, self.spec.anchor
+        t = loss.times(batch.rows, self.seed)
+        soft = loss.states(x_1, t, noise, step) if isinstance(loss, Softens) else None
+        if soft is None:
+            x_t = interpolate(self.source.draw(x_1.shape, noise, x_1.device), x_1, t, self.schedule, noise)
+        else:
+            loss, x_t, t = soft.loss, soft.x_t, soft.t
+            soft.weights[:, :anchor] = 0.0
+            soft.weights[:, :anchor, 0] = 1.0
+        x_t[:, :anchor] = x_1[:, :anchor]
+        told = self.spec.told(t.float(), t)[0]
+        shown = (x_t, told) if soft is None else (soft.tokens, told, None, soft.weights)
+        free = slice(anchor, None)
+        fused = loss.fused(x_1[:, free], x_t[:, free], t) if kernels.on(x_1, "rows") else None
         if fused is not None:
-            return self._fused(model, x_t, t, *fused), {}
-        logits = model(x_t, self._told(t))
-        return self.objective.plain(logits[:, free], x_1[:, free], x_t[:, free], t), {}
+            return self._fused(model, shown, *fused), {}
+        logits = model(*shown)
+        return loss.plain(logits[:, free], x_1[:, free], x_t[:, free], t), {}
 
-    def _told(self, t: Tensor) -> Tensor:
-        return self.spec.told(t.float(), t)[0]
-
-    def _fused(self, model: nn.Module, x_t: Tensor, t: Tensor, objective: Objective, weight: Tensor) -> Tensor:
+    def _fused(
+        self, model: nn.Module, shown: tuple[Tensor | None, ...], objective: Objective, weight: Tensor
+    ) -> Tensor:
         """The same loss without ever making the logits of the whole batch: by kernels, where they run."""
         anchor = self.spec.anchor
-        free = x_t.shape[1] - anchor
-        each = (weight * (1.0 / (len(x_t) * free))).expand(-1, free).flatten()
 
         def then(hidden: Tensor, head: nn.Linear) -> Tensor:
+            rows, free = len(hidden), hidden.shape[1] - anchor
+            each = (weight * (1.0 / (rows * free))).expand(-1, free).flatten()
             return fused_loss(hidden[:, anchor:].flatten(0, 1), head, objective, each)
 
-        loss: Tensor = model(x_t, self._told(t), then=then)
-        return loss
+        found: Tensor = model(*shown, then=then)
+        return found
