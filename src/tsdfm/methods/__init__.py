@@ -134,7 +134,7 @@ class DistilMethod(Method):
     needs: ClassVar[tuple[str, ...]] = ("init_from",)
     many_step = False
     keeps: ClassVar[tuple[str, ...]] = ()
-    """Which of `time`, `step_size`, `logits` and `jump` stay as they are in the model it starts from."""
+    """Which of `time`, `clock`, `step_size`, `logits` and `jump` stay as they are in the model it starts from."""
 
     def times(self, settings: Any) -> Times:
         """Which rows take a large step, and its t and h."""
