@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from tsdfm.engine.distributed import Processes
 from tsdfm.engine.graphs import GraphMemory
+from tsdfm.engine.optim import Optimiser
 from tsdfm.errors import UserError
 
 
@@ -48,7 +49,8 @@ class Task(Protocol):
 
         Call `model`, which may be the wrapped network, rather than `self.model`. The loss is a mean in which every row
         weighs the same, so that parts of a batch, on one device or on many, average to the loss of the whole. Nothing
-        here should move a value to the host: the loop reads them at `log_every` only.
+        here should move a value to the host: the loop reads them at `log_every` only. A loss without gradients leaves
+        the model as it is in this step.
         """
 
     def evaluate(self, model: nn.Module, step: int) -> Mapping[str, float]:
@@ -69,6 +71,8 @@ class Context:
     world: Processes
     graphs: GraphMemory | None = None
     """Where passes may be recorded (`engine.graphs`); None where they may not."""
+    optimiser: Optimiser | None = None
+    """The model's optimiser, for a task that slows it down or starts it anew; None outside a training."""
 
 
 @runtime_checkable
