@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from tsdfm.distil.chain import send
 from tsdfm.distil.parts import Parts, States
-from tsdfm.distil.settings import StudentSettings
+from tsdfm.distil.settings import DistilSettings
 from tsdfm.distil.stats import Stats, readable
 from tsdfm.engine.rows import held_out_parts
 from tsdfm.engine.task import Context
@@ -34,7 +34,7 @@ class StudentTask:
 
     def __init__(
         self,
-        settings: StudentSettings,
+        settings: DistilSettings,
         spec: VelocitySpec,
         valid: TokenRows | None,
         made_of: Parts,
@@ -86,6 +86,8 @@ class StudentTask:
     ) -> tuple[Tensor, Tensor]:
         """The large and the small steps' part of the mean loss over rows, in one forward of the student.
 
+        Positions whose answers mean nothing (`VelocitySpec.answered`) weigh nothing; the mean is over all of them.
+
         `goal` is what the rows with a large step learn at their positions, with weights `each` [N] (none: all alike).
         """
         rows, free = len(found.x_t), found.x_t.shape[1] - self.spec.anchor
@@ -97,6 +99,9 @@ class StudentTask:
         scale = even[:, None].expand(-1, free).flatten()
         if each is not None:
             scale = torch.cat([scale[: found.large * free] * each, scale[found.large * free :]])
+        asked = self.spec.answered(found.x_t[:, self.spec.anchor :])
+        if asked is not None:  # what is not looked at is not learned
+            scale = scale * asked.flatten()
 
         def then(hidden: Tensor, head: nn.Linear) -> tuple[Tensor, Tensor]:
             hidden = hidden[:, self.spec.anchor :].flatten(0, 1)

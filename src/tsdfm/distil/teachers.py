@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tsdfm.engine.sharded import sharded_module
 from tsdfm.engine.task import Context
 from tsdfm.errors import UserError
+from tsdfm.flow.logits import readable_as
 from tsdfm.nn.velocity import Velocity
 
 
@@ -35,13 +36,13 @@ class Average:
 
 
 class Told(nn.Module):
-    """A model's network, called with t and h whether it is told them or not; its answers must be logits of x_1."""
+    """A model's network, called with t and h whether it is told them or not; its answers are read as `logits`."""
 
-    def __init__(self, velocity: Velocity) -> None:
+    def __init__(self, velocity: Velocity, logits: str = "plain") -> None:
         super().__init__()
         self.net, self.spec = velocity.net, velocity.spec
-        if self.spec.logits != "plain":
-            raise UserError(f"a teacher whose logits are {self.spec.logits} cannot be rolled out: use a plain one")
+        if not readable_as(self.spec.logits, logits):
+            raise UserError(f"a teacher whose logits are {self.spec.logits} cannot be rolled out: use a {logits} one")
 
     @property
     def head(self) -> nn.Linear:
@@ -58,12 +59,16 @@ class Told(nn.Module):
 
 @dataclass
 class Frozen:
-    """A model that stays as it is. The method names its path in `inputs`, so that a resumed run is held to its hash."""
+    """A model that stays as it is. The method names its path in `inputs`, so that a resumed run is held to its hash.
+
+    `logits` is what the student's answers mean, and so what the teacher's are read as.
+    """
 
     velocity: Velocity
+    logits: str = "plain"
 
     def __post_init__(self) -> None:
-        self.net = Told(self.velocity)
+        self.net = Told(self.velocity, self.logits)
 
     def bind(self, context: Context, student: nn.Module) -> None: ...
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tsdfm.engine.sharded import sharded_module
 from tsdfm.errors import UserError
 from tsdfm.flow.jump import LeaveJump, jump_from
-from tsdfm.flow.logits import Meaning, meaning_of
+from tsdfm.flow.logits import Meaning, answered, meaning_of
 from tsdfm.flow.schedule import Schedule, schedule_from
 from tsdfm.flow.source import Source, source_from
 from tsdfm.kernels.head import quick_logits
@@ -30,7 +30,8 @@ class VelocitySpec:
     """What a velocity network is, apart from its weights: its sizes, its flow, what it is told and what it answers.
 
     `time` and `step_size` say whether it sees t and h (a network that does not see t is told 0); `logits` is what its
-    answer means (`flow.logits`); `method` is how it was trained and `jump` how it writes unless told otherwise.
+    answer means (`flow.logits`); `method` is how it was trained, in how many `rounds` of distillation where it has
+    such, and `jump` how it writes unless told otherwise.
     """
 
     shape: Shape
@@ -45,6 +46,7 @@ class VelocitySpec:
     logits: str = "plain"
     method: str = ""
     jump: str = ""
+    rounds: int = 0
 
     def flow_source(self) -> Source:
         """The law of x_0."""
@@ -65,15 +67,15 @@ class VelocitySpec:
     def identity(self) -> dict[str, Any]:
         """What a resumed run must share with its checkpoint: all that changes a number.
 
-        Recomputing activations does not, nor what the model is called. Fields that came later are left out at their
-        default, so that older checkpoints go on.
+        Recomputing activations does not, nor what the model is called, nor in how many rounds it will be trained.
+        Fields that came later are left out at their default, so that older checkpoints go on.
         """
         plain = replace(self, shape=replace(self.shape, checkpoint=False)).plain()
         later = {"time": True, "logits": "plain"}
         return {
             name: value
             for name, value in plain.items()
-            if name not in ("method", "jump") and (name not in later or value != later[name])
+            if name not in ("method", "jump", "rounds") and (name not in later or value != later[name])
         }
 
     def told(self, t: Tensor, h: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -83,6 +85,10 @@ class VelocitySpec:
     def meaning(self) -> Meaning | None:
         """How answers become logits of x_1; none where they are."""
         return meaning_of(self.logits, self.flow_source())
+
+    def answered(self, x_t: Tensor) -> Tensor | None:
+        """The positions of x_t [B, L] at which an answer means something; none: all of them."""
+        return answered(self.logits, x_t, self.flow_source())
 
     def usual_jump(self) -> str:
         """The jump that the model's method chose; runs that did not record it have the one of their kind."""
