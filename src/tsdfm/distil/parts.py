@@ -10,10 +10,11 @@ Shapes: B rows of a batch of which the first `large` take a large step; L positi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from tsdfm.distil.stats import Stats
@@ -36,6 +37,23 @@ class States:
     large: int
     most: int
     noise: RowNoise
+
+    def after(self, rows: int) -> States:
+        """The same without the first `rows` rows, which took a large step."""
+        rest = torch.arange(rows, len(self.x_t), device=self.noise.rows.device)
+        x_1, x_t, t, h = (x[rows:] for x in (self.x_1, self.x_t, self.t, self.h))
+        return States(x_1, x_t, t, h, self.large - rows, max(0, self.most - rows), self.noise.select(rest))
+
+
+@dataclass(frozen=True)
+class Late:
+    """An objective of the first `rows` rows that is known only inside the student's forward, from its own answers.
+
+    `make(hidden [N, D], head)` gives it for their free positions [N], with the weight of each [N], float64.
+    """
+
+    rows: int
+    make: Callable[[Tensor, nn.Linear], tuple[Objective, Tensor]]
 
 
 class Times(Protocol):

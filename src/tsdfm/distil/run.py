@@ -34,7 +34,8 @@ class Distils(Protocol):
     name: ClassVar[str]
     label: ClassVar[str]
     sources: ClassVar[tuple[str, ...]]
-    keeps: ClassVar[tuple[str, ...]]
+
+    def told(self, settings: Any, origin: VelocitySpec) -> dict[str, Any]: ...
 
     def rounds(self, settings: Any) -> int: ...
 
@@ -74,11 +75,11 @@ def start_of(settings: DistilSettings) -> FoundWeights:
 
 
 def spec_for(settings: DistilSettings, origin: VelocitySpec, method: Distils) -> VelocitySpec:
-    """The network of what the student starts from, told what the method tells it, or still told what it `keeps`."""
+    """The network of what the student starts from, told what the method tells it, or what it was told before."""
     if origin.source not in method.sources:
         only = " and ".join(method.sources)
         raise UserError(f"{method.name} is for the {only} source, and {settings.init_from} is of {origin.source}")
-    known = method.words() | {name: getattr(origin, name) for name in method.keeps}
+    known = method.words() | method.told(settings, origin)
     if origin.time != known["time"] or not readable_as(origin.logits, known["logits"]):
         raise UserError(
             f"{method.name} cannot start from {settings.init_from}, which is of method {origin.method}: its network is "

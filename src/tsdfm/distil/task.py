@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tsdfm.distil.chain import send
-from tsdfm.distil.parts import Parts, States
+from tsdfm.distil.parts import Late, Parts, States
 from tsdfm.distil.settings import DistilSettings
 from tsdfm.distil.stats import Stats, readable
 from tsdfm.engine.rows import held_out_parts
@@ -31,6 +31,9 @@ STEP_STREAM = 3  # step sizes and times
 
 class StudentTask:
     """What the training loop asks for: the student, the loss of a batch, and held-out bound and divergence."""
+
+    held_out = "kl"
+    """What the loss of held-out rows with a large step is called."""
 
     def __init__(
         self,
@@ -59,6 +62,10 @@ class StudentTask:
         """Plan the steps of rows with running numbers `rows` (`numbers` on the host) and draw their states."""
         order = torch.argsort((~large).to(torch.int8), stable=True)
         t, h = self.times.draw(large[order], RowNoise(self.seed, numbers[order], STEP_STREAM + stream), step)
+        return self.noised(x_1, rows, order, t, h, int(large.sum()), stream)
+
+    def noised(self, x_1: Tensor, rows: Tensor, order: Tensor, t: Tensor, h: Tensor, large: int, stream: int) -> States:
+        """The states of rows taken in `order`, at t and h, of which the first `large` take a large step."""
         there, when = send([order, t], x_1)
         x_1, rows = x_1[there], rows[there.to(rows.device)]
         noise = RowNoise(self.seed, rows, stream)
@@ -66,7 +73,7 @@ class StudentTask:
         x_t = interpolate(x_0, x_1, when, self.schedule, noise)
         x_t[:, : self.spec.anchor] = x_1[:, : self.spec.anchor]
         most = min(len(x_t), math.ceil(len(x_t) * self.times.share))
-        return States(x_1, x_t, t, h, int(large.sum()), most, noise)
+        return States(x_1, x_t, t, h, large, most, noise)
 
     def loss(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Mapping[str, Tensor]]:
         teacher = self.teacher.at(step)
@@ -82,15 +89,22 @@ class StudentTask:
         return large + small, extras
 
     def losses(
-        self, model: nn.Module, found: States, goal: Objective | None, each: Tensor | None = None
+        self,
+        model: nn.Module,
+        found: States,
+        goal: Objective | None,
+        each: Tensor | None = None,
+        late: Late | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The large and the small steps' part of the mean loss over rows, in one forward of the student.
 
         Positions whose answers mean nothing (`VelocitySpec.answered`) weigh nothing; the mean is over all of them.
 
         `goal` is what the rows with a large step learn at their positions, with weights `each` [N] (none: all alike).
+        The first of them may learn what is known `late`; then `goal` and `each` are of those after them.
         """
         rows, free = len(found.x_t), found.x_t.shape[1] - self.spec.anchor
+        first, cut = (late.rows if late is not None else 0) * free, found.large * free
         x_1, x_t = (x[found.large :, self.spec.anchor :].flatten() for x in (found.x_1, found.x_t))
         small, weight = self.floor(found, x_1, x_t)
         even = torch.full((rows,), 1.0 / (rows * free), dtype=torch.float64)
@@ -98,20 +112,22 @@ class StudentTask:
         even, t, h = send([even, found.t, found.h], x_1)
         scale = even[:, None].expand(-1, free).flatten()
         if each is not None:
-            scale = torch.cat([scale[: found.large * free] * each, scale[found.large * free :]])
+            scale = torch.cat([scale[:first], scale[first:cut] * each, scale[cut:]])
         asked = self.spec.answered(found.x_t[:, self.spec.anchor :])
         if asked is not None:  # what is not looked at is not learned
             scale = scale * asked.flatten()
 
         def then(hidden: Tensor, head: nn.Linear) -> tuple[Tensor, Tensor]:
             hidden = hidden[:, self.spec.anchor :].flatten(0, 1)
-            cut = found.large * free
-            parts = ((goal, slice(0, cut)), (small, slice(cut, None)))
-            kept = [
+            parts = ((goal, slice(first, cut)), (small, slice(cut, None)))
+            large, little = (
                 fused_loss(hidden[part], head, objective, scale[part]) if objective else hidden.sum() * 0.0
                 for objective, part in parts
-            ]
-            return kept[0], kept[1]
+            )
+            if late is not None:
+                objective, weights = late.make(hidden[:first], head)
+                large = large + fused_loss(hidden[:first], head, objective, scale[:first] * weights)
+            return large, little
 
         made: tuple[Tensor, Tensor] = model(found.x_t, *self.spec.told(t.float(), h.float()), then=then)
         return made
@@ -138,7 +154,7 @@ class StudentTask:
         tokens = len(rows) * (self.spec.length - self.spec.anchor)
         bits = bits_per_character(nats, tokens, characters) if characters else float("nan")
         found = {"elbo": nats, "bits_per_character": bits} if self.bound is not None else {}
-        return found | ({"kl": kl} if self.times.share > 0 else {}) | self._navigation(stats)
+        return found | ({self.held_out: kl} if self.times.share > 0 else {}) | self._navigation(stats)
 
     def _navigation(self, stats: Stats | None) -> dict[str, float]:
         """What the roll-outs of an evaluation measured, over all processes."""
@@ -162,5 +178,9 @@ class StudentTask:
         if self.times.share > 0:
             every = torch.ones(len(indices), dtype=torch.bool)
             found = self.states(x_1, numbers.to(device), numbers, every, step, EVAL_STREAM)
-            kl, _ = self.losses(model, found, *self.rollout(self.teacher.at(step), found, step, stats))
+            kl = self.held_out_loss(model, found, step, stats)
         return torch.stack([bound, kl.double() * len(indices)])
+
+    def held_out_loss(self, model: nn.Module, found: States, step: int, stats: Stats | None) -> Tensor:
+        """The mean divergence of held-out rows, which all take a large step, from its target."""
+        return self.losses(model, found, *self.rollout(self.teacher.at(step), found, step, stats))[0]

@@ -2,8 +2,8 @@
 
     loss = Σ_v g(v) · r(v),   r(v) = clip[log q(v) − log p(v), ±c],   g student, q auxiliary, p teacher
 
-The gradient goes through g alone and is exact over the vocabulary: ∂loss/∂l_v = g(v) · (r(v) − loss). It does not change
-when a constant is added to r inside a row, so a head's bias may carry a reward of its own for every token.
+The gradient goes through g alone and is exact over the vocabulary: ∂loss/∂l_v = g(v) · (r(v) − loss). It does not
+change when a constant is added to r inside a row, so a head's bias may carry a reward of its own for every token.
 
 Shapes: N positions, of which a chunk has n; V columns, V′ ≥ V with the padding.
 """
@@ -76,10 +76,8 @@ class Reward:
 
     def by_kernel(self, logits: Tensor, part: slice, scale: Tensor, columns: int, gradient: bool) -> Tensor:
         """As `Objective` says, by `reward`."""
-        assert self.aux.head is not None
-        assert self.teacher.head is not None
-        theirs = [target.head.whole(target.hidden[0][part]) for target in (self.aux, self.teacher) if target.head]
-        return self._keep(part, *reward(logits, *theirs, scale, columns, self.clip, gradient=gradient))
+        aux, teacher = (target.head.whole(target.hidden[0][part]) for target in (self.aux, self.teacher) if target.head)
+        return self._keep(part, *reward(logits, aux, teacher, scale, columns, self.clip, gradient=gradient))
 
     def __call__(self, logits: Tensor, part: slice, gradient: bool) -> rows.Graded:
         log_q, log_p = self.aux.log_p(part), self.teacher.log_p(part)

@@ -1,7 +1,7 @@
 # mypy: ignore-errors
-"""The kernel of `kernels.reward`: a program a row of three logits, three reads (the later ones from the cache), one write.
+"""The kernel of `kernels.reward`: a program a row of three logits, three reads of each and one write.
 
-The sums and the reward are float32 throughout, as in `rows_triton`.
+The later reads come from the cache. The sums and the reward are float32 throughout, as in `rows_triton`.
 """
 
 from __future__ import annotations

@@ -128,6 +128,10 @@ class DistilMethod(Method):
     keeps: ClassVar[tuple[str, ...]] = ()
     """Which of `time`, `step_size`, `logits` and `jump` stay as they are in the model it starts from."""
 
+    def told(self, settings: Any, origin: VelocitySpec) -> dict[str, Any]:
+        """Which of its words are others for a student that starts from a model of `origin`: what it `keeps`."""
+        return {name: getattr(origin, name) for name in self.keeps}
+
     def times(self, settings: Any) -> Times:
         """Which rows take a large step, and its t and h."""
         raise NotImplementedError

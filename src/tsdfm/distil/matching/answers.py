@@ -1,0 +1,47 @@
+"""What networks say of states, position by position, without ever making the logits of a whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from tsdfm import kernels
+from tsdfm.distil.chain import Heads
+from tsdfm.kernels import fused
+from tsdfm.kernels.fused import Target
+from tsdfm.nn.velocity import VelocitySpec
+
+
+@torch.no_grad()
+def answer(net: nn.Module, spec: VelocitySpec, x: Tensor, t: Tensor, h: Tensor) -> Target:
+    """A network's law of x_1 for states x [B, L] at t [B] before a step h [B], at the free positions [N]."""
+    heads = Heads(copy=False)
+    hidden, _ = net(x, *spec.told(t.float(), h.float()), then=heads.keep)
+    return Target([hidden[:, spec.anchor :].flatten(0, 1)], (1.0,), *heads.parts())
+
+
+def own_answer(hidden: Tensor, head: nn.Linear) -> Target:
+    """The law that a head makes of hidden states [N, D]."""
+    heads = Heads(copy=False)
+    heads.keep(hidden.detach(), head)
+    return Target([hidden.detach()], (1.0,), *heads.parts())
+
+
+@torch.no_grad()
+def in_chunks(hidden: Tensor, head: nn.Linear, each: Callable[[Tensor, slice], Tensor]) -> Tensor:
+    """`each(logits [n, V], part)` of hidden states [N, D] chunk by chunk, as one tensor [N]."""
+    heads = Heads(copy=False)
+    room = fused.FAST_ROOM if kernels.on(hidden, "head") else fused.ROOM.get(hidden.device.type, fused.ROOM["cpu"])
+    size = max(1, room // head.out_features)
+    parts = [slice(first, first + size) for first in range(0, len(hidden), size)]
+    return torch.cat([each(heads.logits(hidden[part], head)[1], part) for part in parts])
+
+
+def probability(logits: Tensor, tokens: Tensor) -> Tensor:
+    """softmax(logits [n, V]) at one token each [n], float64; V is [MASK], which has none."""
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    last = logits.shape[-1] - 1
+    log_p = wide.gather(-1, tokens.clamp(max=last)[:, None]).squeeze(-1) - wide.logsumexp(-1)
+    return torch.where(tokens > last, 0.0, log_p.exp().double())
