@@ -332,7 +332,7 @@ def test_width_is_the_gradient_of_the_pooled_divergence() -> None:
 
 def test_bits_of_texts() -> None:
     texts = torch.tensor([[0, 0, 1, 1], [2, 2, 2, 2]])
-    assert histogram_bits(texts, 5).tolist() == pytest.approx([0.5, 1.5])
+    assert histogram_bits(texts, 5, WORLD).tolist() == pytest.approx([0.5, 1.5])
 
 
 def test_a_collapse_is_told_and_taken_back(capsys: pytest.CaptureFixture[str]) -> None:

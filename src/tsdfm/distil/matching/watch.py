@@ -8,6 +8,7 @@ part of the checkpoint, so that a resumed run does the same.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -17,22 +18,32 @@ from torch import Tensor, nn
 from tsdfm import terminal
 from tsdfm.distil.matching.auxiliary import Auxiliary
 from tsdfm.distil.matching.settings import WatchSettings
+from tsdfm.engine.distributed import Processes
 from tsdfm.engine.task import Context
 
 MEASURES = ("text_bits", "data_bits", "pool_bits", "data_pool_bits")
 """Entropy of a text's tokens and of all texts' tokens together, of the student's texts and of as many of the data's."""
 
 
-def histogram_bits(tokens: Tensor, vocab: int) -> Tensor:
-    """The mean over rows [n, L] of the entropy of a row's tokens, and the entropy of all tokens together: [2], bits."""
+def histogram_bits(tokens: Tensor, vocab: int, world: Processes) -> Tensor:
+    """The mean over rows [n, L] of the entropy of a row's tokens, and the entropy of all tokens together: [2], bits.
+
+    With several processes both are of all their rows.
+    """
     counts = torch.zeros(len(tokens), vocab, device=tokens.device)
     counts.scatter_add_(1, tokens, torch.ones_like(tokens, dtype=counts.dtype))
+    mean, pool = bits(counts).mean()[None], counts.sum(0)
+    if world.size > 1:
+        both = torch.cat([mean / world.size, pool])
+        dist.all_reduce(both)
+        mean, pool = both[:1], both[1:]
+    return torch.cat([mean, bits(pool)[None]]).double()
 
-    def bits(count: Tensor) -> Tensor:
-        p = count / count.sum(-1, keepdim=True)
-        return -torch.xlogy(p, p).sum(-1) / torch.log(torch.tensor(2.0, device=p.device))
 
-    return torch.stack([bits(counts).mean(), bits(counts.sum(0))]).double()
+def bits(counts: Tensor) -> Tensor:
+    """The entropy of the frequencies that counts […, |V|] give."""
+    p = counts / counts.sum(-1, keepdim=True)
+    return torch.xlogy(p, p).sum(-1) / -math.log(2)
 
 
 class Watch:
@@ -59,11 +70,7 @@ class Watch:
     @torch.no_grad()
     def add(self, texts: Tensor, data: Tensor, vocab: int) -> None:
         """Measure the student's texts beside the data's, both [n, L]."""
-        (text, pool), (own, own_pool) = (histogram_bits(x, vocab).unbind() for x in (texts, data))
-        found = torch.stack([text, own, pool, own_pool])
-        if self.world.size > 1:
-            dist.all_reduce(found)
-            found /= self.world.size
+        found = torch.stack([histogram_bits(x, vocab, self.world) for x in (texts, data)], dim=1).flatten()
         self.sums += torch.cat([found, torch.ones_like(found[:1])])
         self.found = dict(zip(MEASURES, found.unbind(), strict=True))
 
