@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tsdfm.distil.midpoint import near
 from tsdfm.engine.distributed import Processes
 from tsdfm.flow import RowNoise, Schedule
 
@@ -50,7 +51,7 @@ class Running:
         `places`, k and j [n] lie on the host, the rest on the device. A text that has ended makes room.
         """
         arrives = 1.0 - self.schedule.survival(t, t + h)[:, None]
-        self.z[places.to(z.device)] = torch.where(noise.uniform(z.shape) < arrives, x, z)
+        self.z[near(places, z)] = torch.where(noise.uniform(z.shape) < arrives, x, z)
         done = j + 1 >= k
         self.k[places] = torch.where(done, 0, k)
         self.j[places] = torch.where(done, 0, j + 1)
