@@ -129,6 +129,12 @@ class IDLM(StudentMethod):
     def task(
         self, settings: IDLMSettings, spec: VelocitySpec, valid: TokenRows | None, world: Processes
     ) -> MatchingTask:
+        return self.matching(settings, spec, valid, world, matched_teacher(settings, spec, world))
+
+    def matching(
+        self, settings: IDLMSettings, spec: VelocitySpec, valid: TokenRows | None, world: Processes, teacher: Velocity
+    ) -> MatchingTask:
+        """The task with a teacher that is there."""
         from tsdfm.distil.matching.auxiliary import Auxiliary
         from tsdfm.distil.matching.forms import Forms
         from tsdfm.distil.matching.match import Match
@@ -137,7 +143,6 @@ class IDLM(StudentMethod):
         from tsdfm.distil.matching.width import Width
         from tsdfm.distil.parts import Parts
 
-        teacher = matched_teacher(settings, spec, world)
         fresh = {"fresh": 1.0, "posterior": 0.0, "mix": settings.mix}[settings.form]
         match = Match(
             spec=spec,
