@@ -49,7 +49,7 @@ def run_out(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str, int], None]:
 
         Mine.most = most
         monkeypatch.setattr(module, name, counted)
-        for benchmark in (student, growth, compass, teacher, sampling, kernels):
+        for benchmark in (student, growth, compass, teacher, matching, sampling, kernels):
             monkeypatch.setattr(benchmark, "Clock", Mine)
 
     return after
