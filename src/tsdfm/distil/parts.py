@@ -28,6 +28,7 @@ class States:
     """Rows of a batch, the large steps first: states x_t of texts x_1 [B, L]; t and h [B] float64 on the host.
 
     `most` is the number of large steps that a batch of so many rows can hold: a compiled teacher's one batch size.
+    `latent` [B] are the numbers that a student with such is told.
     """
 
     x_1: Tensor
@@ -37,12 +38,14 @@ class States:
     large: int
     most: int
     noise: RowNoise
+    latent: Tensor | None = None
 
     def after(self, rows: int) -> States:
         """The same without the first `rows` rows, which took a large step."""
         rest = torch.arange(rows, len(self.x_t), device=self.noise.rows.device)
         x_1, x_t, t, h = (x[rows:] for x in (self.x_1, self.x_t, self.t, self.h))
-        return States(x_1, x_t, t, h, self.large - rows, max(0, self.most - rows), self.noise.select(rest))
+        latent = None if self.latent is None else self.latent[rows:]
+        return States(x_1, x_t, t, h, self.large - rows, max(0, self.most - rows), self.noise.select(rest), latent)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from tsdfm.tokens.rows import TokenRows
 
 EVAL_STREAM = 1  # noise of the evaluation, apart from the training's
 STEP_STREAM = 3  # step sizes and times
+LATENT_STREAM = 5  # the numbers that a student with such is told
 
 
 class StudentTask:
@@ -73,7 +74,12 @@ class StudentTask:
         x_t = interpolate(x_0, x_1, when, self.schedule, noise)
         x_t[:, : self.spec.anchor] = x_1[:, : self.spec.anchor]
         most = min(len(x_t), math.ceil(len(x_t) * self.times.share))
-        return States(x_1, x_t, t, h, large, most, noise)
+        latent: Tensor | None = None
+        if self.spec.latent:
+            latent = (
+                RowNoise(self.seed, rows, LATENT_STREAM + stream).uniform((len(rows),)).to(x_t.device, torch.float32)
+            )
+        return States(x_1, x_t, t, h, large, most, noise, latent)
 
     def loss(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Mapping[str, Tensor]]:
         teacher = self.teacher.at(step)
@@ -129,7 +135,8 @@ class StudentTask:
                 large = large + fused_loss(hidden[:first], head, objective, scale[:first] * weights)
             return large, little
 
-        made: tuple[Tensor, Tensor] = model(found.x_t, *self.spec.told(t.float(), h.float()), then=then)
+        told = self.spec.told(t.float(), h.float(), found.latent)
+        made: tuple[Tensor, Tensor] = model(found.x_t, *told, then=then)
         return made
 
     def parts(self) -> dict[str, Mapping[str, Tensor]]:

@@ -20,8 +20,9 @@ from tsdfm.flow.draw import shape_logits
 from tsdfm.flow.jump import Finishes, Jump, PositionJump, Remembers
 from tsdfm.flow.noise import Noise, uniform
 
-Model = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(x_t [B, L] int64, t [B], h [B]) → logits [B, L, V]."""
+Model = Callable[..., Tensor]
+"""(x_t [B, L] int64, t [B], h [B]) → logits [B, L, V]. A model that is `latent` takes a number λ [B] of [0, 1] besides:
+every text draws one in every step."""
 
 ROOM = {"cpu": 1 << 22, "cuda": 1 << 27}  # logits of a partial model that exist at once
 
@@ -30,11 +31,11 @@ ROOM = {"cpu": 1 << 22, "cuda": 1 << 27}  # logits of a partial model that exist
 class PartialModel(Protocol):
     """A model that need not give the logits of all positions."""
 
-    def __call__(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
+    def __call__(self, x_t: Tensor, t: Tensor, h: Tensor, latent: Tensor | None = None) -> Tensor:
         """All logits [B, L, V]."""
         ...
 
-    def look(self, x_t: Tensor, t: Tensor, h: Tensor) -> Callable[[Tensor], Tensor]:
+    def look(self, x_t: Tensor, t: Tensor, h: Tensor, latent: Tensor | None = None) -> Callable[[Tensor], Tensor]:
         """One pass of the network: places [N] among the B·L positions, row after row → their logits [N, V]."""
         ...
 
@@ -151,7 +152,7 @@ def solve(
     for index, (start, end) in enumerate(pairwise(points)):
         t = torch.full((rows,), start, dtype=torch.float64, device=x.device)
         h = torch.full((rows,), end - start, dtype=torch.float64, device=x.device)
-        seen, nfe = (t.to(time_dtype), h.to(time_dtype)), nfe + 1
+        seen, nfe = told(model, t.to(time_dtype), h.to(time_dtype), noise), nfe + 1
         if sparing is not None:
             x = _move_some(*sparing, x, t, h, seen, noise, held, sets, shaper)
         else:
@@ -164,7 +165,7 @@ def solve(
     if jump.final_pass:
         assert isinstance(jump, Finishes)
         one, none = (torch.full((rows,), value, dtype=time_dtype, device=x.device) for value in (1.0, 0.0))
-        logits, nfe = shaper(model(x, one, none), sets), nfe + 1
+        logits, nfe = shaper(model(x, *told(model, one, none, noise)), sets), nfe + 1
         before, x = x, clamp(jump.finish(x, logits, noise))
         if on_step is not None:
             on_step(Step(index=len(points) - 1, t=1.0, h=0.0, before=before, after=x, logits=logits))
@@ -173,6 +174,12 @@ def solve(
     if bool(shaper.bad):
         raise UserError("the model gave logits that are not numbers (NaN or infinite): is the checkpoint sound?")
     return Solution(tokens=x, nfe=nfe)
+
+
+def told(model: Model, t: Tensor, h: Tensor, noise: Noise) -> tuple[Tensor, ...]:
+    """What a model is told of a step: t and h [B], and a latent number of each row where it takes one."""
+    more = (uniform(noise, t.shape, t.device).to(t.dtype),) if getattr(model, "latent", False) else ()
+    return (t, h, *more)
 
 
 def _sparing(model: Model, jump: Jump) -> tuple[PartialModel, PositionJump] | None:
@@ -186,7 +193,7 @@ def _move_some(
     x: Tensor,
     t: Tensor,
     h: Tensor,
-    seen: tuple[Tensor, Tensor],
+    seen: tuple[Tensor, ...],
     noise: Noise,
     held: Tensor | None,
     sets: Tensor | None,

@@ -26,6 +26,7 @@ from tsdfm.distil.matching.settings import AuxiliarySettings, WatchSettings
 from tsdfm.distil.settings import NavigateSettings, Navigation, StudentOptim, StudentSettings
 from tsdfm.errors import UserError
 from tsdfm.methods import StudentMethod
+from tsdfm.methods._teacher import EXACT_JUMP, frozen_model
 from tsdfm.settings import ModelPath, option
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class IDLMSettings(StudentSettings):
     )
     dropout: float | None = option(0.0, "dropout while training; none is what init_from has")
     step_size: bool = option(False, "tell the student h, though what it starts from is not told")
+    latent: bool = option(False, "tell the student a random number of the text's own: noise for the mask source")
     passes: tuple[int, ...] = option((4, 8, 16), "numbers of passes that the student learns to write in")
     pass_weights: tuple[float, ...] = option((1.0, 2.0, 1.0), "how often each of them is trained")
     form: Literal["fresh", "posterior", "mix"] = option("fresh", "how x is noised again: IDLM's way, D-MMD's, or both")
@@ -103,9 +105,8 @@ class IDLM(StudentMethod):
     keeps = ("time", "logits", "step_size")
 
     def told(self, settings: IDLMSettings, origin: VelocitySpec) -> dict[str, Any]:
-        known = super().told(settings, origin)
-        jump = "cumulative" if origin.source == "uniform" else "ancestral"  # what has left [MASK] was never asked
-        return known | {"step_size": settings.step_size or origin.step_size, "jump": jump}
+        known = {"step_size": settings.step_size or origin.step_size, "latent": settings.latent or origin.latent}
+        return super().told(settings, origin) | known | {"jump": EXACT_JUMP[origin.source]}
 
     def times(self, settings: IDLMSettings) -> MatchedTimes:
         from tsdfm.distil.matching.times import MatchedTimes, Passes
@@ -129,7 +130,10 @@ class IDLM(StudentMethod):
     def task(
         self, settings: IDLMSettings, spec: VelocitySpec, valid: TokenRows | None, world: Processes
     ) -> MatchingTask:
-        return self.matching(settings, spec, valid, world, matched_teacher(settings, spec, world))
+        from tsdfm.distil.floor import teacher_path
+
+        teacher = frozen_model(teacher_path(settings), spec, world)
+        return self.matching(settings, spec, valid, world, teacher)
 
     def matching(
         self, settings: IDLMSettings, spec: VelocitySpec, valid: TokenRows | None, world: Processes, teacher: Velocity
@@ -141,7 +145,6 @@ class IDLM(StudentMethod):
         from tsdfm.distil.matching.task import MatchingTask
         from tsdfm.distil.matching.watch import Watch
         from tsdfm.distil.matching.width import Width
-        from tsdfm.distil.parts import Parts
 
         fresh = {"fresh": 1.0, "posterior": 0.0, "mix": settings.mix}[settings.form]
         match = Match(
@@ -154,12 +157,7 @@ class IDLM(StudentMethod):
             pull=settings.pull,
             width=Width(settings.width, spec.vocab) if settings.width else None,
         )
-        parts = Parts(
-            times=self.times(settings),
-            teacher=self.teacher(settings, spec, world),
-            rollout=self.rollout(settings, spec, world),
-            floor=self.floor(settings, spec, world),
-        )
+        parts = self.parts(settings, spec, world)
         watch = Watch(settings.watch)
         return MatchingTask(settings, spec, valid, parts, self.bound(), match, watch, settings.anchor_weight)
 
@@ -168,20 +166,6 @@ class IDLM(StudentMethod):
 
         found = {"teacher": teacher_path(settings)}
         return found if settings.compass is None else {**found, "compass": settings.compass}
-
-
-def matched_teacher(settings: IDLMSettings, spec: VelocitySpec, world: Processes) -> Velocity:
-    """The frozen teacher whose texts the student's shall be like."""
-    from tsdfm.distil.floor import teacher_path
-    from tsdfm.flow.logits import readable_as
-    from tsdfm.nn.velocity import load_velocity
-
-    path = teacher_path(settings)
-    teacher = load_velocity(path, world.device, role="teacher")
-    spec.match(teacher.spec, f"the teacher {path}")
-    if not readable_as(teacher.spec.logits, "subs" if spec.source == "mask" else "plain"):
-        raise UserError(f"{path} answers no probabilities of tokens (logits {teacher.spec.logits}): use a dfm teacher")
-    return teacher
 
 
 METHOD = IDLM()

@@ -12,19 +12,23 @@ from torch.utils.checkpoint import checkpoint
 from tsdfm.nn.layers import Block, Norm, Rotary, ScalarEmbedding, at_places, modulate, places_of, zero_
 from tsdfm.nn.settings import Shape
 
+LATENT_SCALE = 1000.0  # neighbouring λ shall not look alike
+
 
 class DDiT(nn.Module):
     """p_θ(x_1 | x_t, t[, h]) as logits.
 
     The teacher sees (x_t, t). The student and its semi-teacher also see the step size h (`step_size=True`): both
     scalars are embedded, concatenated, passed through a linear layer and SiLU, and fused back to the condition width
-    by each block and by the head. `tokens` counts the embedding rows: |V|, or |V| + 1 for the mask source. The head
-    always has |V| columns, so that `[MASK]` cannot be predicted at all.
+    by each block and by the head. With `latent` the network is told a number λ of [0, 1] besides, which belongs to the
+    text and says nothing of it: laws of single tokens that share λ make up a law of texts. `tokens` counts the
+    embedding rows: |V|, or |V| + 1 for the mask source. The head always has |V| columns, so that `[MASK]` cannot be
+    predicted at all.
 
     Example: `DDiT(NetSettings(preset="tiny").shape(), vocab=300, tokens=301)(x_t, t)` gives [B, L, 300].
     """
 
-    def __init__(self, shape: Shape, *, vocab: int, tokens: int, step_size: bool = False) -> None:
+    def __init__(self, shape: Shape, *, vocab: int, tokens: int, step_size: bool = False, latent: bool = False) -> None:
         super().__init__()
         self.shape, self.vocab, self.step_size = shape, vocab, step_size
         self.embedding = nn.Embedding(tokens, shape.width)
@@ -36,6 +40,11 @@ class DDiT(nn.Module):
             self.fuser: nn.Module = nn.Sequential(nn.Linear(2 * shape.cond, shape.cond), nn.SiLU())
         else:
             self.fuser = nn.Identity()
+        self.latent: ScalarEmbedding | None = None
+        if latent:
+            self.latent = ScalarEmbedding(shape.cond)
+            for p in self.latent.mlp[2].parameters():  # nearly nothing; at nothing, no λ would come to differ
+                nn.init.normal_(p, std=0.02)
         self.places = places_of(shape)
         self.rotary = Rotary(shape.width // shape.heads)
         self.blocks = nn.ModuleList(Block(shape, fuse=step_size) for _ in range(shape.depth))
@@ -44,22 +53,27 @@ class DDiT(nn.Module):
         self.head = zero_(nn.Linear(shape.width, vocab))
 
     def forward(
-        self, x_t: Tensor, t: Tensor, h: Tensor | None = None, then: Callable[[Tensor, nn.Linear], Any] | None = None
+        self,
+        x_t: Tensor,
+        t: Tensor,
+        h: Tensor | None = None,
+        latent: Tensor | None = None,
+        then: Callable[[Tensor, nn.Linear], Any] | None = None,
     ) -> Any:
-        """Logits [B, L, |V|] of x_1 for x_t [B, L], t [B] and, where the network has it, h [B].
+        """Logits [B, L, |V|] of x_1 for x_t [B, L], t [B] and, where the network has them, h [B] and λ [B] (none: ½).
 
         With `then`, what `then(hidden, head)` gives instead: work with the head that must happen inside the forward,
         where DDP sees it and FSDP has the weights at hand, such as a loss that never makes all logits at once.
         """
-        return self.read(self.hidden(x_t, t, h), then)
+        return self.read(self.hidden(x_t, t, h, latent), then)
 
     def read(self, hidden: Tensor, then: Callable[[Tensor, nn.Linear], Any] | None = None) -> Any:
         """The end of the forward: logits [B, L, |V|] of a hidden state [B, L, D], or what `then` makes of it."""
         return self.head(hidden) if then is None else then(hidden, self.head)
 
-    def hidden(self, x_t: Tensor, t: Tensor, h: Tensor | None = None) -> Tensor:
+    def hidden(self, x_t: Tensor, t: Tensor, h: Tensor | None = None, latent: Tensor | None = None) -> Tensor:
         """The final hidden state [B, L, D]; the head is linear in it."""
-        cond = self.condition(t, h)
+        cond = self.condition(t, h, latent)
         x = at_places(self.embedding(x_t), self.places)
         cos, sin = self.rotary(x_t.shape[1])
         for block in self.blocks:
@@ -70,13 +84,16 @@ class DDiT(nn.Module):
         shift, scale = self.adaln(self.fuser(cond)).chunk(2, dim=-1)
         return modulate(self.norm(x), shift, scale)
 
-    def condition(self, t: Tensor, h: Tensor | None) -> Tensor:
+    def condition(self, t: Tensor, h: Tensor | None, latent: Tensor | None = None) -> Tensor:
         """[B, C], or [B, 2C] with step-size conditioning."""
         if self.step_size != (h is not None):
             raise ValueError("a network with step-size conditioning needs h, and one without takes none")
+        time = self.time(t)
+        if self.latent is not None:
+            time = time + self.latent(LATENT_SCALE * (torch.full_like(t, 0.5) if latent is None else latent))
         if h is None:
-            return nn.functional.silu(self.time(t))
-        return nn.functional.silu(self.join(torch.cat([self.time(t), self.step(h)], dim=-1)))
+            return nn.functional.silu(time)
+        return nn.functional.silu(self.join(torch.cat([time, self.step(h)], dim=-1)))
 
 
 def parameters(model: nn.Module) -> int:

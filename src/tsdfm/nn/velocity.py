@@ -29,9 +29,10 @@ from tsdfm.store.bundle import find_weights
 class VelocitySpec:
     """What a velocity network is, apart from its weights: its sizes, its flow, what it is told and what it answers.
 
-    `time` and `step_size` say whether it sees t and h (a network that does not see t is told 0); `logits` is what its
-    answer means (`flow.logits`); `method` is how it was trained, in how many `rounds` of distillation where it has
-    such, and `jump` how it writes unless told otherwise.
+    `time` and `step_size` say whether it sees t and h (a network that does not see t is told 0), `latent` whether it is
+    told a number that belongs to the text (`DDiT`); `logits` is what its answer means (`flow.logits`); `method` is how
+    it was trained, in how many `rounds` of distillation where it has such, and `jump` how it writes unless told
+    otherwise.
     """
 
     shape: Shape
@@ -47,6 +48,7 @@ class VelocitySpec:
     method: str = ""
     jump: str = ""
     rounds: int = 0
+    latent: bool = False
 
     def flow_source(self) -> Source:
         """The law of x_0."""
@@ -58,7 +60,8 @@ class VelocitySpec:
 
     def network(self) -> DDiT:
         """A fresh network of this kind."""
-        return DDiT(self.shape, vocab=self.vocab, tokens=self.flow_source().tokens, step_size=self.step_size)
+        tokens = self.flow_source().tokens
+        return DDiT(self.shape, vocab=self.vocab, tokens=tokens, step_size=self.step_size, latent=self.latent)
 
     def plain(self) -> dict[str, Any]:
         """For a manifest."""
@@ -71,16 +74,17 @@ class VelocitySpec:
         Fields that came later are left out at their default, so that older checkpoints go on.
         """
         plain = replace(self, shape=replace(self.shape, checkpoint=False)).plain()
-        later = {"time": True, "logits": "plain"}
+        later = {"time": True, "logits": "plain", "latent": False}
         return {
             name: value
             for name, value in plain.items()
             if name not in ("method", "jump", "rounds") and (name not in later or value != later[name])
         }
 
-    def told(self, t: Tensor, h: Tensor) -> tuple[Tensor, Tensor | None]:
-        """What the network is given of times t [B] and step sizes h [B]."""
-        return t if self.time else torch.zeros_like(t), h if self.step_size else None
+    def told(self, t: Tensor, h: Tensor, latent: Tensor | None = None) -> tuple[Tensor, *tuple[Tensor | None, ...]]:
+        """What the network is given of times t [B], step sizes h [B] and, where there are any, latent numbers [B]."""
+        known = (t if self.time else torch.zeros_like(t), h if self.step_size else None)
+        return (*known, latent) if self.latent and latent is not None else known
 
     def meaning(self) -> Meaning | None:
         """How answers become logits of x_1; none where they are."""
@@ -113,9 +117,9 @@ class Velocity:
     checkpoint: Path | None = None
     sha256: str = ""
 
-    def __call__(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
-        """p(x_1 | x_t[, t][, h]) as logits [B, L, |V|], whatever the network's own answer means."""
-        out: Tensor = as_model(self.net, self.spec)(x_t, t, h)
+    def __call__(self, x_t: Tensor, t: Tensor, h: Tensor, latent: Tensor | None = None) -> Tensor:
+        """p(x_1 | x_t[, t][, h][, λ]) as logits [B, L, |V|], whatever the network's own answer means."""
+        out: Tensor = as_model(self.net, self.spec)(x_t, t, h, latent)
         return out
 
     def jump(self, name: str = "auto") -> LeaveJump:
@@ -138,12 +142,12 @@ def check_rows(spec: Any, rows: Any, owner: str, remedy: str = "use the tokens i
 
 
 def as_model(net: nn.Module, spec: VelocitySpec) -> Any:
-    """(x_t, t, h) → logits for a network that may be wrapped (DDP, FSDP): a solver's or the ELBO's model."""
+    """(x_t, t, h[, λ]) → logits for a network that may be wrapped (DDP, FSDP): a solver's or the ELBO's model."""
     then = None if sharded_module(net) else quick_logits  # a copy of gathered weights would not stay true
     mean = spec.meaning()
 
-    def model(x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
-        logits: Tensor = net(x_t, *spec.told(t, h), then=then)
+    def model(x_t: Tensor, t: Tensor, h: Tensor, latent: Tensor | None = None) -> Tensor:
+        logits: Tensor = net(x_t, *spec.told(t, h, latent), then=then)
         return logits if mean is None else mean(logits, x_t)
 
     return model

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from tsdfm.distil.matching.answers import answer, in_chunks, own_answer, probability
+from tsdfm.distil.answers import answer, in_chunks, log_probability, own_answer
 from tsdfm.distil.matching.auxiliary import Auxiliary
 from tsdfm.distil.matching.forms import Forms, Renoised
 from tsdfm.distil.matching.width import Width
@@ -66,7 +66,8 @@ class Match:
         evaluation (None) it only answers.
         """
         with torch.no_grad():
-            x, again = self.draw(rows, hidden, head), None
+            student, again = own_answer(hidden, head), None
+            x = self.draw(rows, student)
             took(x)
             for _ in range(1 if step is None else self.auxiliary.own.steps):
                 again = self.forms(x, rows.z_a, rows.t, rows.h, rows.noise)
@@ -76,7 +77,7 @@ class Match:
                 if step is None:
                     auxiliary = answer(self.auxiliary.runner, self.auxiliary.spec, *at)
                 else:
-                    lesson = self.lesson(rows, x, again, hidden, head, teacher)
+                    lesson = self.lesson(rows, x, again, student, teacher)
                     auxiliary, self.found["aux"] = self.auxiliary.learn(*at, *lesson, step)
             assert again is not None
             return self.reward(rows, again, auxiliary, teacher, len(hidden))
@@ -90,10 +91,10 @@ class Match:
         mask = self.forms.source.mask
         return torch.zeros_like(z_a, dtype=torch.bool) if mask is None else z_a != mask
 
-    def draw(self, rows: Matched, hidden: Tensor, head: nn.Linear) -> Tensor:
+    def draw(self, rows: Matched, student: Target) -> Tensor:
         """x ~ g [m, L], and the text's own tokens where they are known."""
         u = self.free(rows.noise.uniform(rows.z_a.shape))
-        drawn = in_chunks(hidden, head, lambda logits, part: draw(logits, u[part])).view(len(rows.z_a), -1)
+        drawn = in_chunks(student, lambda logits, part: draw(logits, u[part])).view(len(rows.z_a), -1)
         x = torch.cat([rows.x_1[:, : self.spec.anchor], drawn], dim=1)
         return torch.where(self.known(rows.z_a), rows.z_a, x)
 
@@ -103,22 +104,19 @@ class Match:
         each = schedule.rate(again.t_b.clamp(max=LAST_TIME)) if self.by_bound else torch.ones_like(again.t_b)
         return self.free(each[:, None] * (counts if mask is None else counts & (again.z_b == mask)))
 
-    def lesson(
-        self, rows: Matched, x: Tensor, again: Renoised, hidden: Tensor, head: nn.Linear, teacher: Target
-    ) -> Weighted:
+    def lesson(self, rows: Matched, x: Tensor, again: Renoised, student: Target, teacher: Target) -> Weighted:
         """What the auxiliary learns of z_b: the x that was drawn or, dense, the law of x given z_a and z_b.
 
         That law is z_b with the probability that z_b shows x, and else g; where z_a was known, it is z_a.
         """
-        weights = self.weights(again, torch.ones_like(x, dtype=torch.bool)) / len(hidden)
+        weights = self.weights(again, torch.ones_like(x, dtype=torch.bool)) / len(student.hidden[0])
         parts: list[Weighted] = [(CrossEntropy(self.free(x)), weights)]
         if self.auxiliary.own.dense:
             flat, known = self.free(again.z_b), self.free(self.known(rows.z_a))
-            p = in_chunks(hidden, head, lambda logits, part: probability(logits, flat[part]))
+            p = in_chunks(student, lambda logits, part: log_probability(logits, flat[part])).exp()
             shown = torch.where(known, 1.0, self.free(again.shown(self.whole(p, x))))
             token = torch.where(known, self.free(rows.z_a), flat.clamp(max=self.spec.vocab - 1))
-            towards_g = Divergence(own_answer(hidden, head))
-            parts = [(CrossEntropy(token), shown * weights), (towards_g, (1 - shown) * weights)]
+            parts = [(CrossEntropy(token), shown * weights), (Divergence(student), (1 - shown) * weights)]
         if self.auxiliary.own.teacher:
             parts.append((Divergence(teacher), self.auxiliary.own.teacher * weights))
         return together(parts)

@@ -1,0 +1,158 @@
+"""A mixture of product laws: its control variate has no mean, its gradient is exact, M = 1 is plain distillation."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from student_parts import spec_of, stirred
+from torch import Tensor, nn
+
+from tsdfm.distil.floor import FromData
+from tsdfm.distil.mixture import Anywhere, Goal, MixtureTask, OneStep
+from tsdfm.distil.parts import Parts, States
+from tsdfm.distil.teachers import Average
+from tsdfm.engine.distributed import Processes
+from tsdfm.engine.task import Context
+from tsdfm.flow import RowNoise
+from tsdfm.methods.di4c import Di4CSettings
+from tsdfm.nn.velocity import Velocity, VelocitySpec
+from tsdfm.tokens.loader import Batch
+
+WORLD = Processes(device=torch.device("cpu"))
+
+
+def task_of(source: str, mixture: int = 3, data: float = 0.2, **sizes: int) -> tuple[MixtureTask, VelocitySpec]:
+    """A task of stirred float64 networks."""
+    subs = {"logits": "subs", "time": False} if source == "mask" else {}
+    plain = spec_of(source, **{"length": 4, "vocab": 5, **sizes}, step_size=False, **subs)
+    spec = replace(plain, latent=True)
+    velocity = Velocity(plain, stirred(plain, 1), plain.flow_source(), plain.flow_schedule())
+    settings = Di4CSettings(tokens=Path("a"), init_from=Path("b"), out=Path("c"))
+    parts = Parts(Anywhere(0.25), Average(), OneStep(spec, velocity, 0, False), FromData(spec.flow_schedule()))
+    task = MixtureTask(settings, spec, None, parts, None, mixture=mixture, data=data)
+    task.model = stirred(spec, 2)
+    task.bind(Context(ema=stirred(spec, 3).eval(), world=WORLD))
+    return task, spec
+
+
+def rows_of(task: MixtureTask, spec: VelocitySpec, count: int = 4) -> States:
+    numbers = torch.arange(count)
+    x_1 = (RowNoise(1, numbers).uniform((count, spec.length)) * spec.vocab).long()
+    return task.states(x_1, numbers, numbers, task.times.large(numbers, 0))
+
+
+def whole_loss(
+    task: MixtureTask, spec: VelocitySpec, found: States, goal: Goal, law: Tensor, *, varied: bool = True
+) -> Tensor:
+    """The loss by whole logits [M, B, L, V] and autograd; `law` [B, L, V] is q. Not `varied`: the bare first term."""
+    many, m, free = task.many(found), task.mixture, slice(spec.anchor, None)
+    logits = task.model(many.x_t, *spec.told(many.t.float(), many.h.float(), many.latent))[:, free]
+    log_p = logits.view(m, len(found.x_t), *logits.shape[1:]).log_softmax(-1)
+    asked = spec.answered(found.x_t[:, free])
+    counts = torch.ones_like(found.x_t[:, free]) if asked is None else asked.long()
+
+    def scores(x: Tensor) -> Tensor:
+        each = log_p.gather(-1, x[:, free].expand(m, -1, -1)[..., None]).squeeze(-1)
+        return (each * counts).sum(-1)
+
+    s = scores(goal.x)
+    loss = -(s.logsumexp(0) - math.log(m))
+    if varied:
+        loss = loss + s.mean(0) - ((law * log_p).sum(-1).mean(0) * counts).sum(-1)
+    fades = task.data * torch.sigmoid(20 * (0.5 - found.t))
+    loss = loss - fades * (scores(found.x_1).logsumexp(0) - math.log(m))
+    return loss.sum() / counts.numel()
+
+
+def law_of(spec: VelocitySpec, goal: Goal) -> Tensor:
+    """q [B, L, V]: the average's law, and a single token where x is known."""
+    free = slice(spec.anchor, None)
+    shape = (*goal.x[:, free].shape, spec.vocab)
+    known = nn.functional.one_hot(goal.x[:, free], spec.vocab).double()
+    return torch.where(goal.known[:, free, None], known, goal.law.log_p(slice(None)).exp().view(shape))
+
+
+@pytest.mark.parametrize("source", ["uniform", "mask"])
+def test_the_gradient(source: str) -> None:
+    task, spec = task_of(source)
+    found = rows_of(task, spec)
+    goal = task.rollout.goal(task.teacher.at(0), found)
+    loss, measured = task.loss(task.model, Batch(found.x_1, torch.arange(4)), 0)
+    loss.backward()
+    mine = {name: p.grad.clone() for name, p in task.model.named_parameters() if p.grad is not None}
+    task.model.zero_grad()
+    whole_loss(task, spec, found, goal, law_of(spec, goal)).backward()
+    for name, p in task.model.named_parameters():
+        if p.grad is not None:
+            torch.testing.assert_close(mine[name], p.grad, rtol=1e-8, atol=1e-12, msg=name)
+    assert mine["latent.mlp.0.weight"].abs().max() > 0
+    assert measured["gain"] > 0  # stirred laws differ from λ to λ, and by Jensen the mixture is never worse
+
+
+@pytest.mark.parametrize("source", ["uniform", "mask"])
+def test_the_control_variate_has_no_mean(source: str) -> None:
+    """Over every x that q can draw: the mean of loss and gradient is that of −log p of the mixture alone."""
+    task, spec = task_of(source, data=0.0, vocab=3, length=3)
+    found = rows_of(task, spec, 1)
+    goal = task.rollout.goal(task.teacher.at(0), found)
+    assert not bool(goal.known.all())
+    law, free = law_of(spec, goal), spec.length - spec.anchor
+    means = []
+    for varied in (True, False):
+        total = torch.zeros((), dtype=torch.float64)
+        for x in itertools.product(range(spec.vocab), repeat=free):
+            row = torch.tensor([x])
+            chance = law.gather(-1, row[..., None]).prod()
+            other = replace(goal, x=torch.cat([goal.x[:, : spec.anchor], row], 1))
+            total = total + chance * whole_loss(task, spec, found, other, law, varied=varied)
+        task.model.zero_grad()
+        total.backward()
+        means.append((total.detach(), [p.grad.clone() for p in task.model.parameters() if p.grad is not None]))
+    torch.testing.assert_close(means[0][0], means[1][0], rtol=1e-10, atol=1e-12)
+    for a, b in zip(means[0][1], means[1][1], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-11)
+
+
+def test_a_mixture_of_one_is_the_plain_distillation() -> None:
+    task, spec = task_of("mask", mixture=1, data=0.0)
+    found = rows_of(task, spec)
+    alike = replace(found, latent=task.many(found).latent)
+    plain, _ = task.losses(task.model, alike, *task.rollout(task.teacher.at(0), found, 0, None))
+    loss, measured = task.loss(task.model, Batch(found.x_1, torch.arange(4)), 0)
+    assert loss.item() == pytest.approx(plain.item(), rel=1e-12)
+    assert measured["gain"].item() == 0.0
+
+
+@pytest.mark.parametrize("source", ["uniform", "mask"])
+def test_the_goal(source: str) -> None:
+    """What the teacher's step told stays, the rest is drawn; a step that ends at 1 tells everything."""
+    task, spec = task_of(source)
+    found = rows_of(task, spec, 40)
+    assert bool(((found.t + found.h <= 1.0) & (found.h <= 0.25)).all())
+    goal = task.rollout.goal(task.teacher.at(0), found)
+    last = found.t + found.h >= 1.0
+    assert last.any()
+    assert bool(goal.known[last].all())
+    assert int(goal.x.max()) < spec.vocab
+    if source == "mask":
+        seen = found.x_t != spec.vocab
+        assert torch.equal(goal.x[seen], found.x_t[seen])
+        assert bool(goal.known[seen].all())
+        assert not bool(goal.known[~last].all())
+    else:
+        assert not goal.known[~last].any()
+
+
+def test_a_network_is_told_the_number() -> None:
+    spec = spec_of(latent=True)
+    net = stirred(spec, 5)
+    x, t = torch.zeros(2, spec.length, dtype=torch.int64), torch.full((2,), 0.3)
+    other: Any = net(x, t, t, torch.tensor([0.2, 0.9]))
+    assert not torch.allclose(other[0], other[1])
+    assert torch.equal(net(x, t, t), net(x, t, t, torch.full((2,), 0.5)))
