@@ -16,14 +16,8 @@ import tsdfm
 from tsdfm.cli import main
 from tsdfm.distil.matching.settings import AuxiliarySettings, WatchSettings
 from tsdfm.distil.settings import StudentLoop
-from tsdfm.engine.settings import LoopSettings, OptimSettings
 from tsdfm.errors import UserError
-from tsdfm.methods.dfm import METHOD as DFM
-from tsdfm.methods.dfm import DFMSettings
 from tsdfm.methods.idlm import METHOD, IDLMOptim, IDLMSettings
-from tsdfm.methods.mdlm import METHOD as MDLM
-from tsdfm.methods.mdlm import MDLMSettings
-from tsdfm.nn.settings import NetSettings
 from tsdfm.store.manifest import read_manifest
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -37,26 +31,8 @@ KINDS: dict[str, dict[str, Any]] = {
         "watch": WatchSettings(every=3, least=0.99, rollback=1),
     },
     "mask": {"form": "posterior", "own": 0.0, "auxiliary": AuxiliarySettings(alone=2, warmup=1, lr=1e-3, dense=False)},
-    "mdlm": {"auxiliary": AuxiliarySettings(alone=2, warmup=1, lr=1e-3, steps=2, teacher=0.5)},
+    "mdlm": {"latent": True, "auxiliary": AuxiliarySettings(alone=2, warmup=1, lr=1e-3, steps=2, teacher=0.5)},
 }
-
-
-@pytest.fixture(scope="module")
-def teachers(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A teacher for each of them, hardly trained."""
-    home = tmp_path_factory.mktemp("idlm")
-    rest: dict[str, Any] = {
-        "tokens": tokens,
-        "eval_rows": 4,
-        "eval_times": 1,
-        "net": NetSettings(width=32, depth=2, heads=2, cond=16, dropout=0.0),
-        "loop": LoopSettings(steps=20, batch=16, device="cpu"),
-        "optim": OptimSettings(lr=5e-3, warmup=5, ema=0.8),
-    }
-    DFM.train(DFMSettings(out=home / "uniform", **rest))
-    DFM.train(DFMSettings(out=home / "mask", source="mask", **rest))
-    MDLM.train(MDLMSettings(out=home / "mdlm", **rest))
-    return home
 
 
 def settings_for(teachers: Path, tokens: Path, kind: str, out: Path, **given: Any) -> IDLMSettings:
@@ -100,6 +76,7 @@ def test_trained_resumed_sampled_and_played(
         "cumulative" if kind == "uniform" else "ancestral",
     )
     assert (model["logits"], model["time"]) == (("subs", False) if kind == "mdlm" else ("plain", True))
+    assert model["latent"] == (kind == "mdlm")
     way = tmp_path / "way.json"
     words = ["sample", str(tmp_path / "whole"), "--steps", "4", "--n", "2", "--save-trajectory", str(way)]
     assert main([*words, "--prefix", "Mia"]) == 0
@@ -112,7 +89,7 @@ def test_trained_resumed_sampled_and_played(
 def test_at_first_the_auxiliary_learns_alone(teachers: Path, tokens: Path, tmp_path: Path) -> None:
     """The student is its teacher for so long, to the bit, and the auxiliary has moved on."""
     loop = StudentLoop(steps=2, batch=8, device="cpu", save_every=0, eval_every=0)
-    METHOD.train(settings_for(teachers, tokens, "mdlm", tmp_path / "run", loop=loop))
+    METHOD.train(settings_for(teachers, tokens, "mdlm", tmp_path / "run", loop=loop, latent=False))
     made = tmp_path / "run/checkpoints/step-00000002"
     teacher = load_file(teachers / "mdlm/checkpoints/step-00000020/ema.safetensors")
     student, auxiliary = (load_file(made / f"{name}.safetensors") for name in ("model", "auxiliary"))
