@@ -9,8 +9,8 @@ random number λ that all positions share, it is a law of whole texts in one pas
            and the same of the text itself, with the weight `data` · σ(20(½ − t)), t = 0 noise and 1 data
 
 with a control variate (`distil.mixture`; the paper's takes off the product of the mixture's marginals, ours the mean of
-each λ's own). Within a `gap` of the end x_u is the whole text: there the teacher itself is learned. λ reaches the
-network as t does, by its condition; the paper appends it as a token. Any jump writes with it, with a λ a text and step.
+each λ's own). Within a `gap` of the end x_u is the whole text: there the teacher itself is learned. λ is embedded and
+added to every token's embedding; the paper appends it as a token. Any jump writes with it, with a λ a text and step.
 """
 
 from __future__ import annotations

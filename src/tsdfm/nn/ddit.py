@@ -40,11 +40,7 @@ class DDiT(nn.Module):
             self.fuser: nn.Module = nn.Sequential(nn.Linear(2 * shape.cond, shape.cond), nn.SiLU())
         else:
             self.fuser = nn.Identity()
-        self.latent: ScalarEmbedding | None = None
-        if latent:
-            self.latent = ScalarEmbedding(shape.cond)
-            for p in self.latent.mlp[2].parameters():  # nearly nothing; at nothing, no λ would come to differ
-                nn.init.normal_(p, std=0.02)
+        self.latent = ScalarEmbedding(shape.width) if latent else None
         self.places = places_of(shape)
         self.rotary = Rotary(shape.width // shape.heads)
         self.blocks = nn.ModuleList(Block(shape, fuse=step_size) for _ in range(shape.depth))
@@ -73,8 +69,10 @@ class DDiT(nn.Module):
 
     def hidden(self, x_t: Tensor, t: Tensor, h: Tensor | None = None, latent: Tensor | None = None) -> Tensor:
         """The final hidden state [B, L, D]; the head is linear in it."""
-        cond = self.condition(t, h, latent)
+        cond = self.condition(t, h)
         x = at_places(self.embedding(x_t), self.places)
+        if self.latent is not None:
+            x = x + self.latent(LATENT_SCALE * (torch.full_like(t, 0.5) if latent is None else latent))[:, None]
         cos, sin = self.rotary(x_t.shape[1])
         for block in self.blocks:
             if self.shape.checkpoint and torch.is_grad_enabled():
@@ -84,16 +82,13 @@ class DDiT(nn.Module):
         shift, scale = self.adaln(self.fuser(cond)).chunk(2, dim=-1)
         return modulate(self.norm(x), shift, scale)
 
-    def condition(self, t: Tensor, h: Tensor | None, latent: Tensor | None = None) -> Tensor:
+    def condition(self, t: Tensor, h: Tensor | None) -> Tensor:
         """[B, C], or [B, 2C] with step-size conditioning."""
         if self.step_size != (h is not None):
             raise ValueError("a network with step-size conditioning needs h, and one without takes none")
-        time = self.time(t)
-        if self.latent is not None:
-            time = time + self.latent(LATENT_SCALE * (torch.full_like(t, 0.5) if latent is None else latent))
         if h is None:
-            return nn.functional.silu(time)
-        return nn.functional.silu(self.join(torch.cat([time, self.step(h)], dim=-1)))
+            return nn.functional.silu(self.time(t))
+        return nn.functional.silu(self.join(torch.cat([self.time(t), self.step(h)], dim=-1)))
 
 
 def parameters(model: nn.Module) -> int:
