@@ -12,7 +12,7 @@ import torch
 from student_parts import spec_of, stirred
 from torch import Tensor, nn
 
-from tsdfm.distil.answers import answer, own_answer
+from tsdfm.distil.answers import answer, own_answer, own_tokens
 from tsdfm.distil.matching.auxiliary import Auxiliary
 from tsdfm.distil.matching.forms import EARLY, FIRST, REST, SPAN, Forms
 from tsdfm.distil.matching.match import Match, Matched
@@ -27,6 +27,7 @@ from tsdfm.engine.optim import Optimiser
 from tsdfm.engine.task import Context
 from tsdfm.errors import UserError
 from tsdfm.flow import Mask, Polynomial, RowNoise, Uniform
+from tsdfm.flow.logits import posterior_from_others
 from tsdfm.kernels.fused import fused_loss
 from tsdfm.kernels.reward import reward
 from tsdfm.methods.idlm import IDLMSettings
@@ -152,10 +153,13 @@ def settings_of(**given: Any) -> IDLMSettings:
     return IDLMSettings(tokens=Path("a"), init_from=Path("b"), out=Path("c"), **given)
 
 
-def scene(source: str, fresh: float, **own: Any) -> tuple[VelocitySpec, Match, Matched, nn.Module]:
+KINDS = {"uniform": {}, "mask": {"logits": "subs", "time": False}, "others": {"logits": "others", "clock": "sigma"}}
+
+
+def scene(kind: str, fresh: float, **own: Any) -> tuple[VelocitySpec, Match, Matched, nn.Module]:
     """A match of stirred float64 networks and six rows of which two have texts of their own."""
-    subs = {"logits": "subs", "time": False} if source == "mask" else {}
-    spec = spec_of(source, step_size=False, **subs)
+    source = "mask" if kind == "mask" else "uniform"
+    spec = spec_of(source, step_size=False, **KINDS[kind])
     teacher = velocity_of(spec, 1)
     auxiliary = Auxiliary(AuxiliarySettings(**own), settings_of(), spec, teacher)
     auxiliary.net.load_state_dict(stirred(spec, 2).state_dict())
@@ -174,27 +178,36 @@ def scene(source: str, fresh: float, **own: Any) -> tuple[VelocitySpec, Match, M
     return spec, match, Matched(x_1, z_a, t, h, 2, RowNoise(5, torch.arange(6), 11)), stirred(spec, 3)
 
 
+def law(spec: VelocitySpec, net: nn.Module, x: Tensor, t: Tensor, h: Tensor) -> Tensor:
+    """Logits of x_1 [B, free, V] for states x [B, L]; of answers at [MASK] alone, those."""
+    answer = net(x, *spec.told(t.float(), h.float()))
+    if spec.logits == "others":
+        answer = posterior_from_others(answer, x, t[:, None], spec.flow_schedule(), spec.flow_source())
+    return answer[:, spec.anchor :]  # type: ignore[no-any-return]
+
+
 def by_hand(
     spec: VelocitySpec, match: Match, rows: Matched, student: nn.Module, aux: nn.Module
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The student's loss by whole logits and autograd; logits of student and auxiliary, x, z_b and the weights."""
     free = slice(spec.anchor, None)
     told = spec.told(rows.t.float(), rows.h.float())
-    logits = student(rows.z_a, *told)[:, free]
+    logits = law(spec, student, rows.z_a, rows.t, rows.h)
     with torch.no_grad():
         noise = RowNoise(5, torch.arange(6), 11)
         hidden = student.hidden(rows.z_a, *told)[:, free].flatten(0, 1)  # type: ignore[operator]
-        x = match.draw(replace(rows, noise=noise), own_answer(hidden, student.head))  # type: ignore[arg-type]
+        own = own_answer(hidden, student.head, own_tokens(spec, rows.z_a, rows.t))  # type: ignore[arg-type]
+        x = match.draw(replace(rows, noise=noise), own)
         again = match.forms(x, rows.z_a, rows.t, rows.h, noise)
         z_b = torch.cat([rows.x_1[:, : spec.anchor], again.z_b[:, free]], 1)
-        late = spec.told(again.t_b.float(), rows.h.float())
-        log_q, log_p = (net(z_b, *late)[:, free].log_softmax(-1) for net in (aux, match.teacher.net))
+        nets = (aux, match.teacher.net)
+        log_q, log_p = (law(spec, net, z_b, again.t_b, rows.h).log_softmax(-1) for net in nets)
         counts = torch.ones_like(x[:, free], dtype=torch.float64)
         asked = counts.clone()
         if spec.source == "mask":
             asked = (rows.z_a[:, free] == spec.vocab).double()
             counts = asked * (again.z_b[:, free] == spec.vocab) / (1 - again.t_b[:, None])
-        pulled = match.teacher.net(rows.z_a, *told)[:, free].log_softmax(-1)
+        pulled = law(spec, match.teacher.net, rows.z_a, rows.t, rows.h).log_softmax(-1)
     gain = (log_q - log_p).clamp(-match.clip, match.clip)
     loss = ((logits.softmax(-1) * gain).sum(-1) * counts).mean()
     kl = (pulled.exp() * (pulled - logits.log_softmax(-1))).sum(-1) * asked
@@ -202,9 +215,9 @@ def by_hand(
 
 
 @pytest.mark.parametrize("fresh", [1.0, 0.0])
-@pytest.mark.parametrize("source", ["uniform", "mask"])
-def test_the_students_loss_and_gradient(source: str, fresh: float) -> None:
-    spec, match, rows, student = scene(source, fresh)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_students_loss_and_gradient(kind: str, fresh: float) -> None:
+    spec, match, rows, student = scene(kind, fresh)
     aux = copy.deepcopy(match.auxiliary.net).requires_grad_(False)
     texts: list[Tensor] = []
 
@@ -229,10 +242,10 @@ def test_the_students_loss_and_gradient(source: str, fresh: float) -> None:
 
 
 @pytest.mark.parametrize("dense", [True, False])
-@pytest.mark.parametrize("source", ["uniform", "mask"])
-def test_the_auxiliarys_loss(source: str, dense: bool) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_auxiliarys_loss(kind: str, dense: bool) -> None:
     """CE(x), or against the law of x given z_a and z_b (less (1 − shown) times the entropy of g); and the teacher's."""
-    spec, match, rows, student = scene(source, 1.0, dense=dense, teacher=0.5)
+    spec, match, rows, student = scene(kind, 1.0, dense=dense, teacher=0.5)
     aux = copy.deepcopy(match.auxiliary.net)
     free = slice(spec.anchor, None)
 
@@ -243,26 +256,25 @@ def test_the_auxiliarys_loss(source: str, dense: bool) -> None:
     student(rows.z_a, *spec.told(rows.t.float(), rows.h.float()), then=then)
     _, logits, x, z_b, t_b = by_hand(spec, match, rows, student, aux)
     z_b = torch.cat([rows.x_1[:, : spec.anchor], z_b[:, free]], 1)
-    told = spec.told(t_b.float(), rows.h.float())
-    log_q, log_p = (net(z_b, *told)[:, free].log_softmax(-1) for net in (aux, match.teacher.net))
+    log_q, log_p = (law(spec, net, z_b, t_b, rows.h).log_softmax(-1) for net in (aux, match.teacher.net))
     z_b, x, g = z_b[:, free], x[:, free], logits.softmax(-1)
     target = torch.nn.functional.one_hot(x, spec.vocab).double()
     entropy = torch.zeros_like(t_b)[:, None]
     weight = torch.ones_like(z_b, dtype=torch.float64)
     known = torch.zeros_like(z_b, dtype=torch.bool)
-    if source == "mask":
+    if kind == "mask":
         known = rows.z_a[:, free] != spec.vocab
         weight = (z_b == spec.vocab) / (1 - t_b[:, None])
     if dense:
         kappa = t_b[:, None, None]
         shows = torch.nn.functional.one_hot(z_b, spec.vocab + 1)[..., : spec.vocab]
-        other = 1.0 if source == "mask" else 1.0 / spec.vocab
+        other = 1.0 if kind == "mask" else 1.0 / spec.vocab
         joint = g * (kappa * shows + (1 - kappa) * other)
-        law = torch.where(known[..., None], target, joint / joint.sum(-1, keepdim=True))
+        posterior = torch.where(known[..., None], target, joint / joint.sum(-1, keepdim=True))
         p = (g * shows).sum(-1)
         shown = kappa[..., 0] * p / (kappa[..., 0] * p + (1 - kappa[..., 0]) * other)
         entropy = torch.where(known, 0.0, (1 - shown) * -(g * g.log()).sum(-1))
-        target = law
+        target = posterior
     each = -(target * log_q).sum(-1) - entropy + 0.5 * (log_p.exp() * (log_p - log_q)).sum(-1)
     assert float(match.found["aux"]) == pytest.approx((weight * each).mean().item(), rel=1e-10)
 

@@ -36,7 +36,7 @@ def task_of(source: str, mixture: int = 3, data: float = 0.2, **sizes: int) -> t
     spec = replace(plain, latent=True)
     velocity = Velocity(plain, stirred(plain, 1), plain.flow_source(), plain.flow_schedule())
     settings = Di4CSettings(tokens=Path("a"), init_from=Path("b"), out=Path("c"))
-    parts = Parts(Anywhere(0.25), Average(), OneStep(spec, velocity, 0, False), FromData(spec.flow_schedule()))
+    parts = Parts(Anywhere(0.25), Average(), OneStep(spec, velocity, 0), FromData(spec.flow_schedule()))
     task = MixtureTask(settings, spec, None, parts, None, mixture=mixture, data=data)
     task.model = stirred(spec, 2)
     task.bind(Context(ema=stirred(spec, 3).eval(), world=WORLD))
@@ -56,8 +56,9 @@ def whole_loss(
     many, m, free = task.many(found), task.mixture, slice(spec.anchor, None)
     logits = task.model(many.x_t, *spec.told(many.t.float(), many.h.float(), many.latent))[:, free]
     log_p = logits.view(m, len(found.x_t), *logits.shape[1:]).log_softmax(-1)
-    asked = spec.answered(found.x_t[:, free])
-    counts = torch.ones_like(found.x_t[:, free]) if asked is None else asked.long()
+    counts = torch.ones_like(found.x_t[:, free])
+    if spec.source == "mask":
+        counts = (found.x_t[:, free] == spec.vocab).long()
 
     def scores(x: Tensor) -> Tensor:
         each = log_p.gather(-1, x[:, free].expand(m, -1, -1)[..., None]).squeeze(-1)
@@ -155,9 +156,9 @@ def test_a_network_is_told_the_number() -> None:
     spec = spec_of(latent=True)
     net = stirred(spec, 5)
     x, t = torch.zeros(2, spec.length, dtype=torch.int64), torch.full((2,), 0.3)
-    other: Any = net(x, t, t, torch.tensor([0.2, 0.9]))
+    other: Any = net(x, *spec.told(t, t, torch.tensor([0.2, 0.9])))
     assert not torch.allclose(other[0], other[1])
-    assert torch.equal(net(x, t, t), net(x, t, t, torch.full((2,), 0.5)))
+    assert torch.equal(net(x, t, t), net(x, t, t, latent=torch.full((2,), 0.5)))
 
 
 def test_it_writes_tokens_that_go_together_in_one_pass() -> None:
@@ -194,7 +195,7 @@ def test_it_writes_tokens_that_go_together_in_one_pass() -> None:
         optim=Di4COptim(lr=1e-2, warmup=20, ema=0.95),
     )
     teacher = Velocity(plain, net, plain.flow_source(), plain.flow_schedule())
-    parts = Parts(Anywhere(0.25), Average(), OneStep(spec, teacher, 0, False), FromData(spec.flow_schedule()))
+    parts = Parts(Anywhere(0.25), Average(), OneStep(spec, teacher, 0), FromData(spec.flow_schedule()))
     task = MixtureTask(settings, spec, None, parts, None, mixture=8, data=0.1)
     task.model.load_state_dict(net.state_dict(), strict=False)
     learner = Learner(task, WORLD, settings.loop, settings.optim)

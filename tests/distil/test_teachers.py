@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -41,21 +41,13 @@ def same(a: Any, b: Any) -> bool:
     return all(torch.equal(x, b[name]) for name, x in a.items())
 
 
-@dataclass
-class Here:
-    """As much of a context as a teacher asks for."""
-
-    ema: Any = None
-    world: Any = field(default_factory=Processes)
-
-
 def velocity_of(spec: Any) -> Velocity:
     return Velocity(spec, stirred(spec, 3), spec.flow_source(), spec.flow_schedule())
 
 
 def test_average_and_frozen() -> None:
     average, frozen, net = Average(), Frozen(velocity_of(SPEC)), stirred(SPEC, 4)
-    average.bind(Here(net), stirred(SPEC))  # type: ignore[arg-type]
+    average.bind(Context(ema=net, world=Processes()), stirred(SPEC))
     assert average.at(0) is average.at(10) is net
     assert frozen.at(0) is frozen.at(10) is frozen.net
     assert average.parts() == frozen.parts() == {}
@@ -125,7 +117,7 @@ def test_what_means_nothing_is_not_learned() -> None:
 
 def test_rounds_copy_the_student_and_remember_when() -> None:
     student, rounds = stirred(SPEC, 5), Rounds(4)
-    rounds.bind(Here(), student)  # type: ignore[arg-type]
+    rounds.bind(Context(ema=None, world=Processes()), student)
     first = {name: value.clone() for name, value in student.state_dict().items()}
     with torch.no_grad():
         student.head.weight.add_(1.0)
@@ -133,6 +125,7 @@ def test_rounds_copy_the_student_and_remember_when() -> None:
         assert same(first, rounds.at(step).state_dict())
     assert same(student.state_dict(), rounds.at(4).state_dict())
     assert not any(p.requires_grad for p in rounds.net.parameters())
+    assert rounds.at(5) is rounds.called
     assert int(rounds.parts()["teacher"]["round"]) == 1
     with pytest.raises(UserError, match="at least 1"):
         Rounds(0)

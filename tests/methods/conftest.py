@@ -1,9 +1,11 @@
-"""One small world of stories, as tokens, for the tests of all methods."""
+"""One small world of stories, as tokens, for the tests of all methods, and small models of it."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from training import many_step
 
 
 @pytest.fixture(scope="session")
@@ -22,25 +24,25 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def teachers(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of hardly trained teachers to distil from: `uniform` and `mask` by DFM, `mdlm`."""
-    from tsdfm.engine.settings import LoopSettings, OptimSettings
-    from tsdfm.methods.dfm import METHOD as DFM
-    from tsdfm.methods.dfm import DFMSettings
-    from tsdfm.methods.mdlm import METHOD as MDLM
-    from tsdfm.methods.mdlm import MDLMSettings
-    from tsdfm.nn.settings import NetSettings
-
-    home = tmp_path_factory.mktemp("teachers")
-    rest: dict[str, Any] = {
-        "tokens": tokens,
-        "eval_rows": 4,
-        "eval_times": 1,
-        "net": NetSettings(width=32, depth=2, heads=2, cond=16, dropout=0.0),
-        "loop": LoopSettings(steps=20, batch=16, device="cpu"),
-        "optim": OptimSettings(lr=5e-3, warmup=5, ema=0.8),
+def masked_models(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A model of the mask source that is not told the time, and one that is."""
+    home = tmp_path_factory.mktemp("masked")
+    return {
+        "mdlm": many_step("mdlm", tokens, home / "mdlm"),
+        "dfm": many_step("dfm", tokens, home / "dfm", source="mask"),
     }
-    DFM.train(DFMSettings(out=home / "uniform", **rest))
-    DFM.train(DFMSettings(out=home / "mask", source="mask", **rest))
-    MDLM.train(MDLMSettings(out=home / "mdlm", **rest))
-    return home
+
+
+@pytest.fixture(scope="session")
+def uniform_model(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of the uniform source."""
+    return many_step("dfm", tokens, tmp_path_factory.mktemp("uniform") / "dfm")
+
+
+@pytest.fixture(scope="session")
+def teachers(
+    masked_models: dict[str, Path], uniform_model: Path, tokens: Path, tmp_path_factory: Any
+) -> dict[str, Path]:
+    """What a distiller of both sources may start from: `uniform` and `mask` by DFM, `mdlm`, and `duo`."""
+    duo = many_step("duo", tokens, tmp_path_factory.mktemp("duo") / "duo", steps=10)
+    return {"uniform": uniform_model, "mask": masked_models["dfm"], "mdlm": masked_models["mdlm"], "duo": duo}

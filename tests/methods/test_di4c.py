@@ -18,10 +18,10 @@ from tsdfm.samples.quick import Pass
 from tsdfm.store.manifest import read_manifest
 
 
-def settings_for(teachers: Path, tokens: Path, kind: str, out: Path) -> Di4CSettings:
+def settings_for(teachers: dict[str, Path], tokens: Path, kind: str, out: Path) -> Di4CSettings:
     return Di4CSettings(
         tokens=tokens,
-        init_from=teachers / kind,
+        init_from=teachers[kind],
         out=out,
         mixture=3,
         gap=0.25,
@@ -31,8 +31,8 @@ def settings_for(teachers: Path, tokens: Path, kind: str, out: Path) -> Di4CSett
     )
 
 
-@pytest.mark.parametrize("kind", ["uniform", "mdlm"])
-def test_trained_resumed_sampled_and_played(kind: str, teachers: Path, tokens: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["duo", "mdlm"])
+def test_trained_resumed_sampled_and_played(kind: str, teachers: dict[str, Path], tokens: Path, tmp_path: Path) -> None:
     settings = settings_for(teachers, tokens, kind, tmp_path / "whole")
     METHOD.train(settings)
     shutil.copytree(tmp_path / "whole", tmp_path / "part")
@@ -45,7 +45,7 @@ def test_trained_resumed_sampled_and_played(kind: str, teachers: Path, tokens: P
     assert {"nll", "gain"} <= lines[0].keys()
     assert "kl" in lines[-1]
     model = read_manifest(tmp_path / "whole")["model"]
-    assert (model["latent"], model["logits"]) == (True, "subs" if kind == "mdlm" else "plain")
+    assert (model["latent"], model["logits"]) == (True, "subs" if kind == "mdlm" else "others")
     way = tmp_path / "way.json"
     words = ["sample", str(tmp_path / "whole"), "--steps", "2", "--n", "2", "--save-trajectory", str(way)]
     assert main([*words, "--prefix", "Mia"]) == 0
@@ -58,7 +58,7 @@ def test_trained_resumed_sampled_and_played(kind: str, teachers: Path, tokens: P
     assert torch.equal(again.tokens[0], made.tokens[2])
 
 
-def test_every_text_draws_a_number_in_every_step(teachers: Path, tokens: Path, tmp_path: Path) -> None:
+def test_every_text_draws_a_number_in_every_step(teachers: dict[str, Path], tokens: Path, tmp_path: Path) -> None:
     """The solver tells a latent model λ, and draws what it draws for others from the numbers after it."""
     METHOD.train(settings_for(teachers, tokens, "mdlm", tmp_path / "run"))
     velocity = tsdfm.load(tmp_path / "run", "cpu").velocity
@@ -78,13 +78,15 @@ def test_every_text_draws_a_number_in_every_step(teachers: Path, tokens: Path, t
     assert all(torch.equal(a, b) for a, b in zip(seen, wanted, strict=True))
 
 
-def test_what_cannot_be(teachers: Path, tokens: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be(
+    teachers: dict[str, Path], tokens: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["train", "di4c", "--tokens", str(tokens), "--out", str(tmp_path / "no"), "--loop.device", "cpu"]
-    words += ["--init-from", str(teachers / "mask")]
+    words += ["--init-from", str(teachers["mask"])]
     for more, why in (
         (["--mixture", "0"], "mixture is a number of λ"),
         (["--gap", "2"], "gap lies above 0"),
-        (["--teacher", str(teachers / "uniform")], "they do not belong together"),
+        (["--teacher", str(teachers["uniform"])], "they do not belong together"),
     ):
         assert main([*words, *more]) == 2
         assert why in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""IDLM: trained from three kinds of teachers, resumed with all that stands beside the student, sampled and played."""
+"""IDLM: trained from four kinds of teachers, resumed with all that stands beside the student, sampled and played."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ KINDS: dict[str, dict[str, Any]] = {
         "width": 0.1,
         "watch": WatchSettings(every=3, least=0.99, rollback=1),
     },
+    "duo": {"form": "mix", "pull": 0.1},
     "mask": {"form": "posterior", "own": 0.0, "auxiliary": AuxiliarySettings(alone=2, warmup=1, lr=1e-3, dense=False)},
     "mdlm": {"latent": True, "auxiliary": AuxiliarySettings(alone=2, warmup=1, lr=1e-3, steps=2, teacher=0.5)},
 }
 
 
-def settings_for(teachers: Path, tokens: Path, kind: str, out: Path, **given: Any) -> IDLMSettings:
+def settings_for(teachers: dict[str, Path], tokens: Path, kind: str, out: Path, **given: Any) -> IDLMSettings:
     values: dict[str, Any] = {
         "tokens": tokens,
-        "init_from": teachers / kind,
+        "init_from": teachers[kind],
         "out": out,
         "eval_rows": 4,
         "eval_times": 1,
@@ -51,7 +52,7 @@ def settings_for(teachers: Path, tokens: Path, kind: str, out: Path, **given: An
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_trained_resumed_sampled_and_played(
-    kind: str, teachers: Path, tokens: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str, teachers: dict[str, Path], tokens: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = settings_for(teachers, tokens, kind, tmp_path / "whole")
     METHOD.train(settings)
@@ -71,11 +72,10 @@ def test_trained_resumed_sampled_and_played(
     assert {"elbo", "gap"} <= lines[-1].keys()
     model = read_manifest(tmp_path / "whole")["model"]
     assert model["method"] == "idlm"
-    assert (model["step_size"], model["jump"]) == (
-        kind == "uniform",
-        "cumulative" if kind == "uniform" else "ancestral",
-    )
-    assert (model["logits"], model["time"]) == (("subs", False) if kind == "mdlm" else ("plain", True))
+    jump = "cumulative" if kind in ("uniform", "duo") else "ancestral"
+    assert (model["step_size"], model["jump"]) == (kind == "uniform", jump)
+    answers = {"mdlm": "subs", "duo": "others"}.get(kind, "plain")
+    assert (model["logits"], model["time"]) == (answers, kind != "mdlm")
     assert model["latent"] == (kind == "mdlm")
     way = tmp_path / "way.json"
     words = ["sample", str(tmp_path / "whole"), "--steps", "4", "--n", "2", "--save-trajectory", str(way)]
@@ -86,19 +86,19 @@ def test_trained_resumed_sampled_and_played(
     assert int(made.tokens.max()) < model["vocab"]
 
 
-def test_at_first_the_auxiliary_learns_alone(teachers: Path, tokens: Path, tmp_path: Path) -> None:
+def test_at_first_the_auxiliary_learns_alone(teachers: dict[str, Path], tokens: Path, tmp_path: Path) -> None:
     """The student is its teacher for so long, to the bit, and the auxiliary has moved on."""
     loop = StudentLoop(steps=2, batch=8, device="cpu", save_every=0, eval_every=0)
     METHOD.train(settings_for(teachers, tokens, "mdlm", tmp_path / "run", loop=loop, latent=False))
     made = tmp_path / "run/checkpoints/step-00000002"
-    teacher = load_file(teachers / "mdlm/checkpoints/step-00000020/ema.safetensors")
+    teacher = load_file(teachers["mdlm"] / "checkpoints/step-00000030/ema.safetensors")
     student, auxiliary = (load_file(made / f"{name}.safetensors") for name in ("model", "auxiliary"))
     assert all(torch.equal(student[name], teacher[name]) for name in teacher)
     assert any(not torch.equal(auxiliary[name], teacher[name]) for name in teacher)
     assert not any(x.any() for x in load_file(made / "optim.safetensors").values())
 
 
-def test_parts_of_a_batch_make_the_same_step(teachers: Path, tokens: Path, tmp_path: Path) -> None:
+def test_parts_of_a_batch_make_the_same_step(teachers: dict[str, Path], tokens: Path, tmp_path: Path) -> None:
     """The auxiliary takes one step for a batch, in however many parts it comes."""
     runs = []
     for micro in (None, 4):
@@ -108,12 +108,12 @@ def test_parts_of_a_batch_make_the_same_step(teachers: Path, tokens: Path, tmp_p
         METHOD.train(settings_for(teachers, tokens, "uniform", out, loop=loop, auxiliary=own, width=0.0))
         runs.append(out / "checkpoints/step-00000003")
     for name in ("model", "auxiliary"):
-        one, two = (load_file(run / f"{name}.safetensors") for run in runs)
-        for key, value in one.items():
-            torch.testing.assert_close(value, two[key], rtol=1e-3, atol=2e-5)
+        one, two = (torch.cat([x.flatten() for x in load_file(run / f"{name}.safetensors").values()]) for run in runs)
+        # AdamW moves a weight by up to its rate whatever its gradient is, so also by what sums were rounded to
+        assert (one - two).norm() < 0.05 * 3 * 1e-3 * len(one) ** 0.5
 
 
-def test_a_teacher_besides_what_it_starts_from(teachers: Path, tokens: Path, tmp_path: Path) -> None:
+def test_a_teacher_besides_what_it_starts_from(teachers: dict[str, Path], tokens: Path, tmp_path: Path) -> None:
     """A student goes on from a student that is told h, matched to the teacher of both."""
     short = StudentLoop(steps=2, batch=4, device="cpu", save_every=0, eval_every=0)
     first = settings_for(teachers, tokens, "uniform", tmp_path / "first", loop=short)
@@ -121,24 +121,26 @@ def test_a_teacher_besides_what_it_starts_from(teachers: Path, tokens: Path, tmp
     again = dataclasses.replace(first, init_from=first.out, out=tmp_path / "again", step_size=False)
     with pytest.raises(UserError, match="needs --teacher"):
         METHOD.train(again)
-    METHOD.train(dataclasses.replace(again, teacher=teachers / "uniform"))
+    METHOD.train(dataclasses.replace(again, teacher=teachers["uniform"]))
     manifest = read_manifest(tmp_path / "again")
     assert manifest["model"]["step_size"]
     assert {"tokens", "init_from", "teacher"} == set(manifest["inputs"])
 
 
-def test_what_cannot_be(teachers: Path, tokens: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be(
+    teachers: dict[str, Path], tokens: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["train", "idlm", "--tokens", str(tokens), "--out", str(tmp_path / "no"), "--loop.device", "cpu"]
-    words += ["--init-from", str(teachers / "mask")]
+    words += ["--init-from", str(teachers["mask"])]
     for more, why in (
         (["--anchor", "0.5"], "set --step-size, or anchor to 0"),
         (["--anchor", "1"], "leaves no row to match"),
         (["--own", "2"], "own is a share of rows"),
         (["--passes", "4,8"], "pass_weights takes 2 weights"),
-        (["--compass", str(teachers)], "set anchor above 0"),
+        (["--compass", str(teachers["mask"])], "set anchor above 0"),
         (["--watch.rollback", "1", "--watch.every", "0"], "set watch.every above 0"),
         (["--auxiliary.steps", "2", "--loop.micro", "2"], "leave loop.micro out"),
-        (["--teacher", str(teachers / "uniform")], "they do not belong together"),
+        (["--teacher", str(teachers["uniform"])], "they do not belong together"),
     ):
         assert main([*words, *more]) == 2
         assert why in capsys.readouterr().err

@@ -50,7 +50,7 @@ class FromTeacher:
         with torch.no_grad():
             told = spec.told(near(t, x_t).float(), near(h, x_t).float())
             hidden, _ = self.teacher.net(states.x_t[states.large :], *told, then=heads.keep)
-        hidden = hidden[:, spec.anchor :].flatten(0, 1)
+        hidden = states.learned_small(hidden)
         return Divergence(Target([hidden], (1.0,), *heads.parts()), self.reverse), torch.ones_like(t)
 
 

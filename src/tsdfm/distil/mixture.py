@@ -24,12 +24,12 @@ import torch
 from torch import Tensor, nn
 
 from tsdfm.compass.propose import propose
-from tsdfm.distil.answers import answer, in_chunks, log_probability, own_answer
+from tsdfm.distil.answers import answer, in_chunks, log_probability, own_answer, own_tokens, read
 from tsdfm.distil.chain import send
+from tsdfm.distil.midpoint import near
 from tsdfm.distil.parts import Late, States, Teacher
 from tsdfm.distil.stats import Stats
 from tsdfm.distil.task import LATENT_STREAM, StudentTask
-from tsdfm.engine.runner import quickened
 from tsdfm.engine.task import Context
 from tsdfm.flow import CumulativeJump, RowNoise, draw
 from tsdfm.kernels.fused import CrossEntropy, Divergence, Objective, Target
@@ -73,13 +73,12 @@ class Goal:
 class OneStep:
     """The roll-out: one step of the frozen teacher, and what the student's average says after it."""
 
-    def __init__(self, spec: VelocitySpec, velocity: Velocity, seed: int, compiled: bool) -> None:
-        self.spec, self.velocity, self.seed, self.compiled = spec, velocity, seed, compiled
+    def __init__(self, spec: VelocitySpec, velocity: Velocity, seed: int) -> None:
+        self.spec, self.velocity, self.seed = spec, velocity, seed
         self.jump = CumulativeJump(spec.flow_schedule(), spec.flow_source(), keep_revealed=spec.source == "mask")
 
     def bind(self, context: Context, teacher: Teacher, student: nn.Module) -> None:
-        if self.compiled and context.world.device.type == "cuda":
-            self.velocity = replace(self.velocity, net=quickened(self.velocity.net, context.graphs))
+        self.velocity = self.velocity.run_by(context.runner)
 
     def begin(self, batch: Any, teacher: nn.Module, step: int) -> None: ...
 
@@ -99,7 +98,7 @@ class OneStep:
         chance = noise.uniform((len(rows), spec.length)).to(t.device)[:, spec.anchor :].flatten()
         drawn = in_chunks(law, lambda logits, part: draw(logits, chance[part])).view(len(rows), -1)
         known = (t + h >= 1.0)[:, None].expand_as(x_u)
-        if spec.source == "mask":
+        if self.jump.source.mask is not None:
             known = known | (x_u != self.jump.source.mask)
         x = torch.where(known, x_u, torch.cat([x_u[:, : spec.anchor], drawn], dim=1))
         return Goal(x, law, known)
@@ -110,7 +109,11 @@ class OneStep:
         """The plain distillation of the goal: what a mixture of one is."""
         goal = self.goal(teacher, states)
         known = goal.known[:, self.spec.anchor :].flatten().double()
-        return towards(goal, self.spec, 1, known, 1 - known), None
+        counts = torch.ones_like(known)
+        if self.jump.source.mask is not None:
+            counts = (states.x_t[:, self.spec.anchor :] == self.jump.source.mask).flatten().double()
+        own = own_tokens(self.spec, states.x_t, near(states.t, states.x_t))
+        return read(towards(goal, self.spec, 1, known, 1 - known), own), counts
 
     def measured(self, stats: Stats, rows: float, device: Any) -> Mapping[str, Tensor]:
         return {}
@@ -131,6 +134,7 @@ class MixtureTask(StudentTask):
     """Training of a mixture: every row of a batch is looked at with `mixture` numbers λ."""
 
     rollout: OneStep
+    everywhere = True
 
     def __init__(self, *task: Any, mixture: int, data: float) -> None:
         """`data` is the weight of −log p of the text itself, which fades as the state fills: · σ(20(½ − t))."""
@@ -143,7 +147,13 @@ class MixtureTask(StudentTask):
         goal = self.rollout.goal(self.teacher.at(step), found)
         measured: dict[str, Tensor] = {}
         many = self.many(found)
-        late = Late(len(many.x_t), lambda hidden, head: self.mixed(found, goal, own_answer(hidden, head), measured))
+        own = own_tokens(self.spec, many.x_t, near(many.t, many.x_t))
+
+        def make(hidden: Tensor, head: nn.Linear) -> tuple[Objective, Tensor]:
+            objective, weights = self.mixed(found, goal, own_answer(hidden, head, own), measured)
+            return read(objective, own), weights
+
+        late = Late(len(many.x_t), make)
         loss, _ = self.losses(model, many, None, None, late)
         return loss, measured
 
@@ -153,14 +163,16 @@ class MixtureTask(StudentTask):
         noise = RowNoise(self.seed, found.noise.rows, LATENT_STREAM + found.noise.stream)
         latent = noise.uniform((len(found.x_t), m)).T.flatten().to(found.x_t.device, torch.float32)
         x_1, x_t, t, h = (x.repeat(m, *[1] * (x.ndim - 1)) for x in (found.x_1, found.x_t, found.t, found.h))
-        return States(x_1, x_t, t, h, len(x_t), len(x_t), found.noise, latent)
+        numbers, cut = found.numbers.repeat(m), m * found.cut
+        return States(x_1, x_t, t, h, len(x_t), len(x_t), found.noise, numbers, found.anchor, cut, None, latent)
 
     def mixed(self, found: States, goal: Goal, law: Target, measured: dict[str, Tensor]) -> tuple[Objective, Tensor]:
         """The objective of M·N positions: weights that say which λ explains a text best, and the goal's law."""
         m, shape, free = self.mixture, (self.mixture, len(found.x_t), -1), slice(self.spec.anchor, None)
         known = goal.known[:, free].double()
-        asked = self.spec.answered(found.x_t[:, free])
-        counts = torch.ones_like(known) if asked is None else asked.double()
+        counts = torch.ones_like(known)
+        if self.source.mask is not None:
+            counts = (found.x_t[:, free] == self.source.mask).double()
 
         def evidence(x: Tensor) -> Tensor:
             """S [M, B]: the log-probability of texts x [B, L] under each λ."""

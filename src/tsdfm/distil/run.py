@@ -8,24 +8,24 @@ from typing import Any, ClassVar, Protocol
 
 from tsdfm.distil.settings import DistilSettings, StudentSettings
 from tsdfm.distil.start import start_from
-from tsdfm.distil.task import StudentTask
 from tsdfm.engine.distributed import Processes, join
 from tsdfm.engine.rows import train_rows
-from tsdfm.engine.task import Record
+from tsdfm.engine.task import Record, Task
 from tsdfm.errors import UserError
 from tsdfm.flow import Bound
 from tsdfm.flow.logits import readable_as
 from tsdfm.nn.ddit import DDiT
 from tsdfm.nn.velocity import VelocitySpec, check_rows, spec_in
-from tsdfm.settings import to_dict
+from tsdfm.settings import path_settings, to_dict
 from tsdfm.store.bundle import FoundWeights, find_weights, on_disk
 from tsdfm.store.checkpoint import Store, read_state
 from tsdfm.store.manifest import input_sha256
 from tsdfm.tokens.loader import with_numbers
 from tsdfm.tokens.rows import TokenRows, valid_rows
 
-FREE = {"tokens", "init_from", "out", "compass", "teacher", "name", "checkpoint", "probe_every", "resume"}
-FREE |= {"eval_rows", "eval_times", "allow_changed", "record", "loop", "optim"}  # what a resume may change
+FREE = {"name", "checkpoint", "probe_every", "resume", "eval_rows", "eval_times", "allow_changed", "record"}
+FREE |= {"loop", "optim"}
+"""Settings that a resumed run may change; paths too, of whose files the hashes count."""
 
 
 class Distils(Protocol):
@@ -39,13 +39,13 @@ class Distils(Protocol):
 
     def rounds(self, settings: Any) -> int: ...
 
-    def words(self) -> dict[str, Any]: ...
+    def words(self, settings: Any = None) -> dict[str, Any]: ...
 
     def then(self, settings: Any) -> tuple[str | Path, ...]: ...
 
     def bound(self) -> Bound | None: ...
 
-    def task(self, settings: Any, spec: VelocitySpec, valid: TokenRows | None, world: Processes) -> StudentTask: ...
+    def task(self, settings: Any, spec: VelocitySpec, valid: TokenRows | None, world: Processes) -> Task: ...
 
     def inputs(self, settings: Any) -> dict[str, Path]: ...
 
@@ -79,8 +79,9 @@ def spec_for(settings: DistilSettings, origin: VelocitySpec, method: Distils) ->
     if origin.source not in method.sources:
         only = " and ".join(method.sources)
         raise UserError(f"{method.name} is for the {only} source, and {settings.init_from} is of {origin.source}")
-    known = method.words() | method.told(settings, origin)
-    if origin.time != known["time"] or not readable_as(origin.logits, known["logits"]):
+    known = method.words(settings) | method.told(settings, origin)
+    told = all(getattr(origin, name) == known[name] for name in ("time", "clock"))
+    if not told or not readable_as(origin.logits, known["logits"]):
         raise UserError(
             f"{method.name} cannot start from {settings.init_from}, which is of method {origin.method}: its network is "
             "told, or answers, something else; start from a dfm or few-step model"
@@ -91,7 +92,7 @@ def spec_for(settings: DistilSettings, origin: VelocitySpec, method: Distils) ->
     return replace(origin, shape=shape, **known, rounds=before + method.rounds(settings))
 
 
-def begin(task: StudentTask, settings: DistilSettings, origin: FoundWeights) -> None:
+def begin(task: Task, settings: DistilSettings, origin: FoundWeights) -> None:
     """The weights of step 0: the averaged ones of what the student starts from."""
     assert isinstance(task.model, DDiT)
     known = spec_in(origin.manifest, origin.place).step_size
@@ -104,7 +105,8 @@ def record_for(settings: DistilSettings, spec: VelocitySpec, method: Distils) ->
     start = {"init_from": on_disk(settings.init_from, "init_from", settings.START)}
     read = {"tokens": settings.tokens, **method.inputs(settings)}
     inputs = start | {name: on_disk(path, name) for name, path in read.items()}
-    own = {name: value for name, value in to_dict(settings).items() if name not in FREE}
+    free = FREE | path_settings(type(settings))
+    own = {name: value for name, value in to_dict(settings).items() if name not in free}
     bound = method.bound()
     return Record(
         stage=settings.name or method.label or method.name,

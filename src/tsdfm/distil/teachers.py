@@ -88,9 +88,10 @@ class Rounds:
 
     every: int
     net: nn.Module = field(init=False)
+    called: nn.Module = field(init=False)
     student: nn.Module = field(init=False)
     round: Tensor = field(init=False)
-    seen: bool = field(init=False, default=False)
+    known: int | None = field(init=False, default=None)  # the same on the host, which then need not ask the device
 
     def __post_init__(self) -> None:
         if self.every < 1:
@@ -101,17 +102,19 @@ class Rounds:
             raise UserError("a teacher renewed in rounds works with one process or ddp, not with fsdp")
         self.student = student
         self.net = copy.deepcopy(student).eval().requires_grad_(False)
+        self.called = context.runner(self.net)
         self.round = torch.zeros(1, dtype=torch.int64, device=context.world.device)
 
     @torch.no_grad()
     def at(self, step: int) -> nn.Module:
         now = step // self.every
-        if step % self.every == 0 or not self.seen:  # else the device need not be asked
-            self.seen = True
-            if now != int(self.round):
-                self.net.load_state_dict(self.student.state_dict())
-                self.round.fill_(now)
-        return self.net
+        if self.known is None:  # a checkpoint may have been loaded since `bind`
+            self.known = int(self.round)
+        if now != self.known:
+            self.net.load_state_dict(self.student.state_dict())
+            self.round.fill_(now)
+            self.known = now
+        return self.called
 
     def parts(self) -> Mapping[str, Mapping[str, Tensor]]:
         return {"teacher": {**self.net.state_dict(), "round": self.round}}

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tsdfm import kernels
 from tsdfm.kernels import rows
-from tsdfm.kernels.fused import Objective, Target
+from tsdfm.kernels.fused import Objective, Target, raised
 
 
 def plain_reward(
@@ -72,7 +72,7 @@ class Reward:
     @property
     def has_kernel(self) -> bool:
         """Padded heads are what the kernel takes."""
-        return self.aux.head is not None and self.teacher.head is not None
+        return all(target.head is not None and target.raised is None for target in (self.aux, self.teacher))
 
     def by_kernel(self, logits: Tensor, part: slice, scale: Tensor, columns: int, gradient: bool) -> Tensor:
         """As `Objective` says, by `reward`."""
@@ -88,6 +88,21 @@ class Reward:
         if self.kept is not None:
             self.kept[0, part], self.kept[1, part] = loss, entropy
         return loss
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An objective of logits whose column of one token each [N] is raised by a number [N]: a constant to the gradient.
+
+    By plain torch alone: a number of this size does not fit into logits in bf16 without a loss.
+    """
+
+    objective: Objective
+    tokens: Tensor
+    by: Tensor
+
+    def __call__(self, logits: Tensor, part: slice, gradient: bool) -> rows.Graded:
+        return self.objective(raised(logits, self.tokens[part], self.by[part]), part, gradient)
 
 
 @dataclass(frozen=True)

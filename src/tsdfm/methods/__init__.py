@@ -22,8 +22,8 @@ from tsdfm.settings import nearest
 
 if TYPE_CHECKING:
     from tsdfm.distil.parts import Floor, Parts, Rollout, Teacher, Times
-    from tsdfm.distil.task import StudentTask
     from tsdfm.engine.distributed import Processes
+    from tsdfm.engine.task import Task
     from tsdfm.flow import Bound, Jump
     from tsdfm.nn.velocity import VelocitySpec
     from tsdfm.teacher.task import TeacherTask, TextLoss
@@ -55,6 +55,8 @@ class Method:
     sources: ClassVar[tuple[str, ...]] = ("uniform", "mask")
     time: ClassVar[bool] = True
     """Is the network told t?"""
+    clock: ClassVar[str] = "t"
+    """As what it is told the time: "t", or "sigma", −log κ(t) (`flow.schedule.sigma`)."""
     step_size: ClassVar[bool] = False
     """Is the network told h?"""
     logits: ClassVar[str] = "plain"
@@ -63,6 +65,8 @@ class Method:
     """The jump it writes by unless told otherwise."""
     many_step: ClassVar[bool] = True
     """Does it need many steps, as a teacher does? Tables then measure it at more of them."""
+    blind: ClassVar[str] = ""
+    """The method that it is without a compass, where a compass navigates its midpoints: its control in tables."""
 
     def train(self, settings: Any) -> Path:
         """Train a model by these settings and return its run folder."""
@@ -85,11 +89,12 @@ class Method:
         """The words of the command that comes after the training, for those who run commands one by one."""
         return ("sample", settings.out)
 
-    def words(self) -> dict[str, Any]:
-        """What a `VelocitySpec` says of a model of this method."""
+    def words(self, settings: Any = None) -> dict[str, Any]:
+        """What a `VelocitySpec` says of a model of this method, trained by `settings` (none: by its defaults)."""
         return {
             "method": self.name,
             "time": self.time,
+            "clock": self.clock,
             "step_size": self.step_size,
             "logits": self.logits,
             "jump": self.jump,
@@ -121,7 +126,10 @@ class TextMethod(Method):
 
 
 class DistilMethod(Method):
-    """A method that distils a few-step model from one that is there, by the four parts of `distil.parts`."""
+    """A method that distils a few-step model from one that is there.
+
+    A subclass gives the four parts of `distil.parts`, or a `task` of its own.
+    """
 
     needs: ClassVar[tuple[str, ...]] = ("init_from",)
     many_step = False
@@ -161,7 +169,7 @@ class DistilMethod(Method):
             floor=self.floor(settings, spec, world),
         )
 
-    def task(self, settings: Any, spec: VelocitySpec, valid: TokenRows | None, world: Processes) -> StudentTask:
+    def task(self, settings: Any, spec: VelocitySpec, valid: TokenRows | None, world: Processes) -> Task:
         """What the training loop is given."""
         from tsdfm.distil.task import StudentTask
 
@@ -179,9 +187,6 @@ class DistilMethod(Method):
         from tsdfm.distil.run import train
 
         return train(settings, self)
-
-    def check(self, settings: Any) -> None:
-        self.times(settings)
 
 
 class StudentMethod(DistilMethod):
@@ -220,6 +225,9 @@ class StudentMethod(DistilMethod):
 
         return {"teacher": teacher_path(settings)} if settings.target == "teacher" else {}
 
+    def check(self, settings: Any) -> None:
+        self.times(settings)
+
 
 def files() -> list[str]:
     """The methods there are, ways to sample among them, without loading them."""
@@ -256,24 +264,21 @@ def method_of(manifest: Mapping[str, Any]) -> Method | None:
     return method(student_method(given if isinstance(given, Mapping) else {})[0])
 
 
+def brought_jumps() -> dict[str, JumpMaker]:
+    """The jumps that methods bring, by name: `flow.jump_from` finds them here."""
+    return {jump: maker for each in files() for jump, maker in method(each).jumps().items()}
+
+
 def jump_for(name: str, spec: VelocitySpec) -> Jump:
-    """A jump by its name for a model of `spec`: `auto`, one of `flow.JUMPS`, or one that a method brings.
+    """A jump by its name for a model of `spec`: `auto` is the one its method chose (`VelocitySpec.flow_jump`)."""
+    return spec.flow_jump(name)
 
-    A jump that has a dial, such as ReMDM's η, takes it after a colon: `remdm-cap:0.1`.
-    """
-    from tsdfm.flow import JUMPS, jump_from
 
-    word, colon, dial = (spec.usual_jump() if name == "auto" else name).partition(":")
-    schedule, source = spec.flow_schedule(), spec.flow_source()
-    if word in JUMPS and not colon:
-        return jump_from(word, schedule, source)
-    brought = {jump: maker for each in files() for jump, maker in method(each).jumps().items()}
-    if word not in brought:
-        raise UserError(f"unknown jump {name!r}{nearest(name, ('auto', *JUMPS, *brought))}")
-    try:
-        return brought[word](schedule, source, *([float(dial)] if colon else []))
-    except (TypeError, ValueError):
-        raise UserError(f"jump {word} takes no such dial as {dial!r}") from None
+def bound_of(spec: VelocitySpec) -> Bound | None:
+    """The bound that a model of `spec` is measured by; runs that did not record their method have the flow's."""
+    from tsdfm.flow.elbo import FLOW_BOUND
+
+    return method(spec.method).bound() if spec.method else FLOW_BOUND
 
 
 def student_method(values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

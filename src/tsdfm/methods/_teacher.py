@@ -17,11 +17,10 @@ EXACT_JUMP = {"uniform": "cumulative", "mask": "ancestral"}
 
 def frozen_model(path: Path, spec: VelocitySpec, world: Processes) -> Velocity:
     """The teacher of a student of `spec`: a model whose answers are probabilities of tokens wherever they are asked."""
-    from tsdfm.flow.logits import readable_as
     from tsdfm.nn.velocity import load_velocity
 
     teacher = load_velocity(path, world.device, role="teacher")
     spec.match(teacher.spec, f"the teacher {path}")
-    if not readable_as(teacher.spec.logits, "subs" if spec.source == "mask" else "plain"):
+    if teacher.spec.logits not in ("plain", "subs", "others"):
         raise UserError(f"{path} answers no probabilities of tokens (logits {teacher.spec.logits}): use a dfm teacher")
     return teacher

@@ -79,7 +79,7 @@ class Di4C(DistilMethod):
     name, title = "di4c", "Di4C"
     help = "few-step student whose tokens go together: a mixture of product laws"
     settings: ClassVar[type] = Di4CSettings
-    keeps = ("time", "logits", "step_size")
+    keeps = ("time", "clock", "logits", "step_size")
 
     def told(self, settings: Di4CSettings, origin: VelocitySpec) -> dict[str, Any]:
         return super().told(settings, origin) | {"latent": True, "jump": EXACT_JUMP[origin.source]}
@@ -101,7 +101,7 @@ class Di4C(DistilMethod):
         from tsdfm.distil.mixture import OneStep
 
         velocity = frozen_model(settings.teacher or settings.init_from, spec, world)
-        return OneStep(spec, velocity, settings.loop.seed, settings.loop.compile)
+        return OneStep(spec, velocity, settings.loop.seed)
 
     def task(
         self, settings: Di4CSettings, spec: VelocitySpec, valid: TokenRows | None, world: Processes

@@ -102,7 +102,7 @@ class IDLM(StudentMethod):
     name, title = "idlm", "IDLM"
     help = "few-step student, matched to its teacher by an auxiliary network"
     settings: ClassVar[type] = IDLMSettings
-    keeps = ("time", "logits", "step_size")
+    keeps = ("time", "clock", "logits", "step_size")
 
     def told(self, settings: IDLMSettings, origin: VelocitySpec) -> dict[str, Any]:
         known = {"step_size": settings.step_size or origin.step_size, "latent": settings.latent or origin.latent}
@@ -121,8 +121,8 @@ class IDLM(StudentMethod):
         """The anchor's: FS-DFM's chain, or TS-DFM's where there is a compass."""
         from tsdfm.methods.ts_dfm import METHOD as TS_DFM
 
-        if settings.anchor > 0 and not spec.step_size:
-            raise UserError("anchor is FS-DFM's loss, which tells the student h: set --step-size, or anchor to 0")
+        if settings.anchor > 0 and not (spec.step_size and spec.logits == "plain"):
+            raise UserError("anchor is FS-DFM's loss, of a dfm student that is told h: set --step-size, or anchor to 0")
         if settings.compass is None:
             return super().rollout(settings, spec, world)
         return TS_DFM.rollout(settings, spec, world)  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
 """Gaps whose length the model chooses: `{3-8}`.
 
 Every combination of lengths is written from the same seed and number. Kept is the one whose stretch from the first gap
-to the last literal the model finds likeliest per token: the least evidence bound (`flow.elbo_rows`) of that stretch,
+to the last literal the model finds likeliest per token: the least bound of −log p, the model's own, of that stretch,
 given the rest of the row. The literals are what tells: after a gap of the wrong length they stand where the model does
 not expect them.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tsdfm.flow import RowNoise, elbo_rows
+from tsdfm.flow import Bound, RowNoise
 from tsdfm.nn.velocity import Velocity
 from tsdfm.samples.given import Asked, Given
 
@@ -19,12 +19,14 @@ TIMES = 8  # passes that score a text
 STREAM = 1 << 21  # of the scoring's own random numbers
 
 
-def likeliest(velocity: Velocity, asked: Asked, tokens: Tensor, seed: int, h: float, batch: int) -> Tensor:
+def likeliest(
+    velocity: Velocity, bound: Bound, asked: Asked, tokens: Tensor, seed: int, h: float, batch: int
+) -> Tensor:
     """Which rows [n] of finished `tokens` [R, L] to keep, one for each text; of equal ones, the first.
 
     `h` is the step size that a few-step model is told.
     """
-    found = list[Tensor]()
+    found, model = list[Tensor](), velocity.reading(bound.reads)
     for start in range(0, len(tokens), batch):
         part = slice(start, start + batch)
         numbers, x_1 = asked.numbers[part].to(velocity.device), tokens[part].to(velocity.device)
@@ -32,13 +34,13 @@ def likeliest(velocity: Velocity, asked: Asked, tokens: Tensor, seed: int, h: fl
         assert given is not None  # a template gives something, its gaps at least
         outside = ~stretch(given)
         noise = RowNoise(seed, numbers, STREAM)
-        found.append(elbo_rows(velocity, x_1, velocity.schedule, velocity.source, TIMES, noise, h=h, given=outside))
-    bound = torch.cat(found).nan_to_num(0.0).cpu()  # nothing to score where a template ends with its first gap
+        found.append(bound.rows(model, x_1, velocity.schedule, velocity.source, TIMES, noise, h=h, given=outside))
+    nats = torch.cat(found).nan_to_num(0.0).cpu()  # nothing to score where a template ends with its first gap
     kept, texts = list[int](), asked.numbers.tolist()
     for row, number in enumerate(texts):
         if not row or number != texts[row - 1]:
             kept.append(row)
-        elif bound[row] < bound[kept[-1]]:
+        elif nats[row] < nats[kept[-1]]:
             kept[-1] = row
     return torch.tensor(kept)
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from tsdfm.distil.answers import own_tokens, read
 from tsdfm.distil.chain import Heads
 from tsdfm.distil.matching.settings import AuxiliarySettings
 from tsdfm.distil.settings import DistilSettings
@@ -57,6 +58,8 @@ class Auxiliary:
     ) -> tuple[Target, Tensor]:
         """One step of `objective` with weights `scale` [N]; what it said before the step, and the loss."""
         heads = Heads(copy=True)  # the head is about to change
+        own = own_tokens(self.spec, x, t)
+        objective = read(objective, own)
 
         def then(hidden: Tensor, head: nn.Linear) -> tuple[Tensor, Tensor]:
             free = hidden[:, self.spec.anchor :].flatten(0, 1)
@@ -72,7 +75,7 @@ class Auxiliary:
             average_gradients(self.net, self.world)
             self.optimiser.step(lr_at(step, self.loop.steps, self.optim))
             torch.clear_autocast_cache()  # else the rest of this step would use the casts of the weights before it
-        return Target([hidden], (1.0,), *heads.parts()), loss.detach()
+        return Target([hidden], (1.0,), *heads.parts(), own), loss.detach()
 
     def parts(self) -> dict[str, Mapping[str, Tensor]]:
         """What a checkpoint holds besides the student."""

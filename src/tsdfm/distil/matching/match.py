@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from tsdfm.distil.answers import answer, in_chunks, log_probability, own_answer
+from tsdfm.distil.answers import answer, in_chunks, log_probability, own_answer, own_tokens, read
 from tsdfm.distil.matching.auxiliary import Auxiliary
 from tsdfm.distil.matching.forms import Forms, Renoised
 from tsdfm.distil.matching.width import Width
@@ -66,7 +66,8 @@ class Match:
         evaluation (None) it only answers.
         """
         with torch.no_grad():
-            student, again = own_answer(hidden, head), None
+            own, again = own_tokens(self.spec, rows.z_a, rows.t), None
+            student = own_answer(hidden, head, own)
             x = self.draw(rows, student)
             took(x)
             for _ in range(1 if step is None else self.auxiliary.own.steps):
@@ -80,7 +81,8 @@ class Match:
                     lesson = self.lesson(rows, x, again, student, teacher)
                     auxiliary, self.found["aux"] = self.auxiliary.learn(*at, *lesson, step)
             assert again is not None
-            return self.reward(rows, again, auxiliary, teacher, len(hidden))
+            objective, weights = self.reward(rows, again, auxiliary, teacher, len(hidden))
+            return read(objective, own), weights
 
     def free(self, x: Tensor) -> Tensor:
         """The free positions of rows [m, L], flat [N]."""

@@ -20,12 +20,12 @@ from tsdfm.distil.matching.times import CHAIN, FLOOR, OWN, MatchedTimes
 from tsdfm.distil.matching.watch import Watch
 from tsdfm.distil.parts import Floor, Late, Parts, States
 from tsdfm.distil.stats import Stats
-from tsdfm.distil.task import EVAL_STREAM, STEP_STREAM, StudentTask
-from tsdfm.engine.runner import quickened
+from tsdfm.distil.task import STEP_STREAM, StudentTask
 from tsdfm.engine.task import Context
 from tsdfm.errors import UserError
 from tsdfm.flow import Bound, RowNoise
 from tsdfm.kernels.fused import Objective
+from tsdfm.nn.bound import EVAL_STREAM
 from tsdfm.nn.velocity import VelocitySpec
 from tsdfm.tokens.loader import Batch, HostBatch
 from tsdfm.tokens.rows import TokenRows
@@ -49,7 +49,7 @@ class Weighed:
 class MatchingTask(StudentTask):
     """A student, its auxiliary, the texts it is writing, and the watch over them."""
 
-    held_out = "gap"
+    held_out, everywhere = "gap", True
     times: MatchedTimes
 
     def __init__(
@@ -77,9 +77,7 @@ class MatchingTask(StudentTask):
         self.running.bind(context.world)
         if self.match.width is not None:
             self.match.width.bind(context.world)
-        if self.settings.loop.compile and context.world.device.type == "cuda":
-            net = quickened(self.match.teacher.net, context.graphs)
-            self.match.teacher = replace(self.match.teacher, net=net)
+        self.match.teacher = self.match.teacher.run_by(context.runner)
 
     def loss(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Mapping[str, Tensor]]:
         if self.watch.look(step):
@@ -102,7 +100,7 @@ class MatchingTask(StudentTask):
         k[:own], j[:own], goes = self.running.next(places, k[:own], j[:own])
         t, h = self.times.levels.draw(kinds == CHAIN, steps, step)
         t[:matched], h[:matched] = j.double() / k, 1.0 / k.double()
-        found = self.noised(batch.tokens, batch.rows, order, t, h, large, 0)
+        found = self.noised(batch.tokens, batch.rows, numbers, order, t, h, large, 0)
         going, where, t, h = send([goes.nonzero()[:, 0], places[goes], t[:matched], h[:matched]], found.x_t)
         found.x_t[going] = self.running.z[where]
         rows = Matched(found.x_1[:matched], found.x_t[:matched], t, h, own, self.noise(found, matched, MATCH_STREAM))
@@ -138,7 +136,7 @@ class MatchingTask(StudentTask):
         more = {} if stats is None else self.rollout.measured(stats, len(batch.rows) * share, rest.x_t.device)
         return goal, (one if each is None else each) * self.anchor_weight, more
 
-    def held_out_loss(self, model: nn.Module, found: States, step: int, stats: Stats | None) -> Tensor:
+    def held_out_loss(self, model: nn.Module, found: States, step: int, last: int, stats: Stats | None) -> Tensor:
         """The mean reward of held-out rows, with the auxiliary as it is."""
         t, h = send([found.t, found.h], found.x_t)
         noise = self.noise(found, len(found.x_t), MATCH_STREAM + EVAL_STREAM)
