@@ -99,8 +99,12 @@ def posterior_from_others(logits: Tensor, x_t: Tensor, t: Tensor, schedule: Sche
 
 
 def others_from_posterior(logits: Tensor, x_t: Tensor, t: Tensor, schedule: Schedule, source: Source) -> Tensor:
-    """Logits of π […, V] of logits of p(x_1 | x_t) […, V], with the uniform source."""
+    """Logits of π […, V] of logits of p(x_1 | x_t) […, V], with the uniform source.
+
+    At t = 1, where x_t is x_1 for sure, a posterior tells nothing of π: it is left as it is.
+    """
     wide, weight = floats(logits), own_weight(x_t, t, schedule, source)
+    weight = torch.where((t < 1.0).expand_as(x_t).unsqueeze(-1), weight, 0.0)
     return wide.scatter_add(-1, x_t.unsqueeze(-1), -weight.to(wide.dtype))
 
 
