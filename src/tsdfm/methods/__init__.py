@@ -134,7 +134,7 @@ class DistilMethod(Method):
     needs: ClassVar[tuple[str, ...]] = ("init_from",)
     many_step = False
     keeps: ClassVar[tuple[str, ...]] = ()
-    """Which of `time`, `step_size`, `logits` and `jump` stay as they are in the model it starts from."""
+    """Which of `time`, `clock`, `step_size`, `logits` and `jump` stay as they are in the model it starts from."""
 
     def told(self, settings: Any, origin: VelocitySpec) -> dict[str, Any]:
         """Which of its words are others for a student that starts from a model of `origin`: what it `keeps`."""

@@ -145,7 +145,7 @@ class T3D(DistilMethod):
     help = "few-step student of a masked model, against itself on its own full decodes"
     settings: ClassVar[type] = T3DSettings
     sources = ("mask",)
-    keeps = ("time", "step_size")
+    keeps = ("time", "clock", "step_size")
     logits, jump = "subs", "ancestral"
 
     def task(

@@ -111,9 +111,9 @@ class VelocitySpec:
         """The jump that the model's method chose; runs that did not record it have the one of their kind."""
         return self.jump or ("cumulative" if self.step_size else "euler")
 
-    def match(self, other: VelocitySpec, what: str) -> None:
-        """Refuse another vocabulary, tokenizer, source, layout of rows or place of the answers than this network's."""
-        for name in ("vocab", "tokenizer", "source", "length", "anchor", "shift"):
+    def match(self, other: VelocitySpec, what: str, *, rows: bool = True) -> None:
+        """Refuse another vocabulary, tokenizer, source, place of the answers or, with `rows`, layout of rows."""
+        for name in ("vocab", "tokenizer", "source", "shift", *(("length", "anchor") if rows else ())):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
                 raise UserError(f"{what} has {name} {theirs}, this model has {mine}: they do not belong together")
