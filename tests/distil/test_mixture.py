@@ -21,6 +21,7 @@ from tsdfm.engine.distributed import Processes
 from tsdfm.engine.learner import Learner
 from tsdfm.engine.task import Context
 from tsdfm.flow import RowNoise, solve
+from tsdfm.flow.logits import posterior_from_others
 from tsdfm.methods.di4c import Di4CLoop, Di4COptim, Di4CSettings
 from tsdfm.nn.velocity import Velocity, VelocitySpec
 from tsdfm.samples.quick import Pass
@@ -29,10 +30,16 @@ from tsdfm.tokens.loader import Batch, HostBatch
 WORLD = Processes(device=torch.device("cpu"))
 
 
-def task_of(source: str, mixture: int = 3, data: float = 0.2, **sizes: int) -> tuple[MixtureTask, VelocitySpec]:
+KINDS: dict[str, dict[str, Any]] = {
+    "uniform": {},
+    "mask": {"source": "mask", "logits": "subs", "time": False},
+    "others": {"logits": "others", "clock": "sigma"},
+}
+
+
+def task_of(kind: str, mixture: int = 3, data: float = 0.2, **sizes: int) -> tuple[MixtureTask, VelocitySpec]:
     """A task of stirred float64 networks."""
-    subs = {"logits": "subs", "time": False} if source == "mask" else {}
-    plain = spec_of(source, **{"length": 4, "vocab": 5, **sizes}, step_size=False, **subs)
+    plain = spec_of(**{"length": 4, "vocab": 5, **sizes}, step_size=False, **KINDS[kind])
     spec = replace(plain, latent=True)
     velocity = Velocity(plain, stirred(plain, 1), plain.flow_source(), plain.flow_schedule())
     settings = Di4CSettings(tokens=Path("a"), init_from=Path("b"), out=Path("c"))
@@ -54,7 +61,10 @@ def whole_loss(
 ) -> Tensor:
     """The loss by whole logits [M, B, L, V] and autograd; `law` [B, L, V] is q. Not `varied`: the bare first term."""
     many, m, free = task.many(found), task.mixture, slice(spec.anchor, None)
-    logits = task.model(many.x_t, *spec.told(many.t.float(), many.h.float(), many.latent))[:, free]
+    logits = task.model(many.x_t, *spec.told(many.t.float(), many.h.float(), many.latent))
+    if spec.logits == "others":
+        logits = posterior_from_others(logits, many.x_t, many.t[:, None], spec.flow_schedule(), spec.flow_source())
+    logits = logits[:, free]
     log_p = logits.view(m, len(found.x_t), *logits.shape[1:]).log_softmax(-1)
     counts = torch.ones_like(found.x_t[:, free])
     if spec.source == "mask":
@@ -81,9 +91,9 @@ def law_of(spec: VelocitySpec, goal: Goal) -> Tensor:
     return torch.where(goal.known[:, free, None], known, goal.law.log_p(slice(None)).exp().view(shape))
 
 
-@pytest.mark.parametrize("source", ["uniform", "mask"])
-def test_the_gradient(source: str) -> None:
-    task, spec = task_of(source)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_gradient(kind: str) -> None:
+    task, spec = task_of(kind)
     found = rows_of(task, spec)
     goal = task.rollout.goal(task.teacher.at(0), found)
     loss, measured = task.loss(task.model, Batch(found.x_1, torch.arange(4)), 0)

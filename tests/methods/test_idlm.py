@@ -88,7 +88,7 @@ def test_trained_resumed_sampled_and_played(
 
 def test_at_first_the_auxiliary_learns_alone(teachers: dict[str, Path], tokens: Path, tmp_path: Path) -> None:
     """The student is its teacher for so long, to the bit, and the auxiliary has moved on."""
-    loop = StudentLoop(steps=2, batch=8, device="cpu", save_every=0, eval_every=0)
+    loop = StudentLoop(steps=3, batch=8, device="cpu", save_every=2, eval_every=0)
     METHOD.train(settings_for(teachers, tokens, "mdlm", tmp_path / "run", loop=loop, latent=False))
     made = tmp_path / "run/checkpoints/step-00000002"
     teacher = load_file(teachers["mdlm"] / "checkpoints/step-00000030/ema.safetensors")
@@ -115,7 +115,7 @@ def test_parts_of_a_batch_make_the_same_step(teachers: dict[str, Path], tokens: 
 
 def test_a_teacher_besides_what_it_starts_from(teachers: dict[str, Path], tokens: Path, tmp_path: Path) -> None:
     """A student goes on from a student that is told h, matched to the teacher of both."""
-    short = StudentLoop(steps=2, batch=4, device="cpu", save_every=0, eval_every=0)
+    short = StudentLoop(steps=3, batch=4, device="cpu", save_every=0, eval_every=0)
     first = settings_for(teachers, tokens, "uniform", tmp_path / "first", loop=short)
     METHOD.train(first)
     again = dataclasses.replace(first, init_from=first.out, out=tmp_path / "again", step_size=False)
@@ -135,6 +135,7 @@ def test_what_cannot_be(
     for more, why in (
         (["--anchor", "0.5"], "set --step-size, or anchor to 0"),
         (["--anchor", "1"], "leaves no row to match"),
+        (["--loop.steps", "100"], "auxiliary.alone leaves the student no step"),
         (["--own", "2"], "own is a share of rows"),
         (["--passes", "4,8"], "pass_weights takes 2 weights"),
         (["--compass", str(teachers["mask"])], "set anchor above 0"),

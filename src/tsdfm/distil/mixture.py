@@ -125,9 +125,10 @@ class OneStep:
 def towards(goal: Goal, spec: VelocitySpec, times: int, tokens: Tensor, law: Tensor) -> Together:
     """−log p(x) with weights `tokens` and the divergence from the law with weights `law`, both [N], at the goal's free
     positions, which are gone through `times` times."""
-    x = goal.x[:, spec.anchor :].flatten().repeat(times)
-    hidden = goal.law.hidden[0].repeat(times, 1)
-    return Together([(CrossEntropy(x), tokens), (Divergence(replace(goal.law, hidden=[hidden])), law)])
+    x, own = goal.x[:, spec.anchor :].flatten().repeat(times), goal.law.raised
+    raised = None if own is None else (own[0].repeat(times), own[1].repeat(times))
+    target = replace(goal.law, hidden=[goal.law.hidden[0].repeat(times, 1)], raised=raised)
+    return Together([(CrossEntropy(x), tokens), (Divergence(target), law)])
 
 
 class MixtureTask(StudentTask):
@@ -184,9 +185,7 @@ class MixtureTask(StudentTask):
         mean = scores.logsumexp(0) - math.log(m)
         whole = counts.sum().clamp(min=1)
         measured |= {"nll": -mean.sum() / whole, "gain": (mean - scores.mean(0)).sum() / whole}
-        best = (
-            scores.softmax(0)[..., None] * m - 1.0
-        )  # rows are M times as many: a mean over them takes M times as much
+        best = scores.softmax(0)[..., None] * m - 1.0  # M times as many rows: M times what is written above
         parts = towards(goal, self.spec, m, (best + known).flatten(), (1 - known).expand(m, -1, -1).flatten())
         if not self.data:
             return parts, counts.expand(m, -1, -1).flatten()

@@ -75,7 +75,8 @@ class Target:
 
 def raised(logits: Tensor, tokens: Tensor, by: Tensor) -> Tensor:
     """logits [n, V] with the column of one token each [n] raised by a number [n]."""
-    return logits.scatter_add(-1, tokens[:, None], by[:, None].to(logits.dtype))
+    rows = torch.arange(len(logits), device=logits.device)
+    return logits.index_put((rows, tokens), by.to(logits.dtype), accumulate=True)
 
 
 @dataclass(frozen=True)

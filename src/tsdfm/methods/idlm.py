@@ -88,6 +88,8 @@ class IDLMSettings(StudentSettings):
             raise UserError("clip, pull, width and anchor_weight may not be negative")
         if not int(self.loop.batch * self.anchor) < self.loop.batch:
             raise UserError("anchor leaves no row to match: lower it, or train fs-dfm")
+        if self.auxiliary.alone >= self.loop.steps:
+            raise UserError("auxiliary.alone leaves the student no step to learn in: lower it, or raise loop.steps")
         if self.auxiliary.steps > 1 and self.loop.micro is not None:
             raise UserError("auxiliary.steps above 1 needs a step's rows all at once: leave loop.micro out")
         if self.compass is not None and not self.anchor > 0:
