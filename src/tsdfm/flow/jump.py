@@ -134,6 +134,8 @@ class LeaveJump:
     keep_revealed: bool = False
     redraw_last: bool = False
     final_pass: ClassVar[bool] = False
+    row_wise: ClassVar[bool] = True
+    """May rows at other times, with steps of other sizes, share a call? A jump that does not say so is called alone."""
 
     def chance(self, t: Tensor, s: Tensor, h: Tensor, p_other: Tensor) -> Tensor:
         """The probability of leaving before the last step; t, s = t + h, h are [B, 1], p_other = 1 − p(z) is [B, L].

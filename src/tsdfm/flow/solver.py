@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Protocol, runtime_checkable
 
@@ -20,7 +20,8 @@ from torch import Tensor
 from tsdfm.errors import UserError
 from tsdfm.flow.draw import shape_logits
 from tsdfm.flow.jump import Finishes, Jump, PositionJump, Remembers, RowJump, Stops
-from tsdfm.flow.noise import Noise, uniform
+from tsdfm.flow.noise import JoinedNoise, Noise, RowNoise, uniform
+from tsdfm.kernels.inverse import floats
 
 Model = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(x_t [B, L] int64, t [B], h [B]) → logits [B, L, V]; with `passes_a_call` where that is more than one."""
@@ -160,17 +161,14 @@ def solve(
     all rows are done (`Stops`).
     """
     points = grid(times) if isinstance(times, int) else check_grid(times)
-    clamp, held = _clamp(x_0, given, given_tokens, jump.source.vocab)
-    shaper = _Shaper(x_0.device, temperature, top_p, _checked(bias, jump.source.vocab, x_0.device))
-    sets = None if limits is None else limits.spread(x_0, jump.source.vocab)
-    shaper.allowed = None if limits is None else limits.allowed.to(x_0.device)
-    x, rows, each = clamp(x_0), x_0.shape[0], getattr(model, "passes_a_call", 1)
-    jump = jump.begin(x) if isinstance(jump, Remembers) else jump
-    walk = _Walk(model, jump, noise, clamp, held, sets, shaper, time_dtype)
+    held, dials = (given, given_tokens), (temperature, top_p)
+    walk, x = begin(model, x_0, jump, noise, given=held, dials=dials, bias=bias, limits=limits, time_dtype=time_dtype)
+    jump, rows, each = walk.jump, x_0.shape[0], getattr(model, "passes_a_call", 1)
     passes, going = torch.zeros(rows, dtype=torch.int64), torch.ones(rows, dtype=torch.int64)
     for index, (start, end) in enumerate(pairwise(points)):
         before, passes = x, passes + each * going
-        x, logits = walk.step(x, start, end, whole=on_step is not None)
+        t, h = (torch.full((rows,), v, dtype=torch.float64, device=x.device) for v in (start, end - start))
+        x, logits = walk.step(x, t, h, whole=on_step is not None)
         if on_step is not None:
             assert logits is not None
             on_step(Step(index=index, t=start, h=end - start, before=before, after=x, logits=logits))
@@ -187,9 +185,31 @@ def solve(
             on_step(Step(index=len(points) - 1, t=1.0, h=0.0, before=before, after=x, logits=logits))
         if on_state is not None:
             on_state(each * len(points), 1.0, x)
-    if bool(shaper.bad):
-        raise UserError("the model gave logits that are not numbers (NaN or infinite): is the checkpoint sound?")
+    walk.shaper.check()
     return Solution(tokens=x, passes=passes)
+
+
+def begin(
+    model: Model,
+    x_0: Tensor,
+    jump: Jump,
+    noise: Noise,
+    *,
+    given: tuple[Tensor | None, Tensor | None] = (None, None),
+    dials: tuple[float, float] = (1.0, 1.0),
+    bias: Tensor | None = None,
+    limits: Limits | None = None,
+    time_dtype: torch.dtype = torch.float32,
+) -> tuple[Walk, Tensor]:
+    """The walk of the rows x_0 [B, L], and their first state. `dials` are temperature and top-p."""
+    vocab, device = jump.source.vocab, x_0.device
+    held, fixed = _given(x_0, *given, vocab)
+    shaper = Shaper(device, (dials,), _checked(bias, vocab, device))
+    sets = None if limits is None else limits.spread(x_0, vocab)
+    shaper.allowed = None if limits is None else limits.allowed.to(device)
+    walk = Walk(model, jump, noise, shaper, held, fixed, sets, time_dtype)
+    x = walk.clamp(x_0)
+    return (replace(walk, jump=jump.begin(x)) if isinstance(jump, Remembers) else walk), x
 
 
 def reads_some(jump: Jump) -> bool:
@@ -198,27 +218,51 @@ def reads_some(jump: Jump) -> bool:
 
 
 @dataclass(frozen=True)
-class _Walk:
-    """What stays the same over the steps: `held` [B, L] is what is given, `sets` [B, L] are those of the limits."""
+class Walk:
+    """Rows on their way from noise to text: all that stays the same over their steps, and the step itself.
+
+    `fixed` [B, L] are the tokens where `held` [B, L]; `sets` [B, L] are those of the limits. Rows need not be at the
+    same time, nor take steps of the same size, where the jump goes row by row (`LeaveJump.row_wise`).
+    """
 
     model: Model
     jump: Jump
     noise: Noise
-    clamp: Callable[[Tensor], Tensor]
-    held: Tensor | None
-    sets: Tensor | None
-    shaper: _Shaper
-    time_dtype: torch.dtype
+    shaper: Shaper
+    held: Tensor | None = None
+    fixed: Tensor | None = None
+    sets: Tensor | None = None
+    time_dtype: torch.dtype = torch.float32
 
-    def step(self, x: Tensor, start: float, end: float, *, whole: bool) -> tuple[Tensor, Tensor | None]:
-        """The state after a step, and the logits it was made by, which are there in any case with `whole`."""
-        t = torch.full((len(x),), start, dtype=torch.float64, device=x.device)
-        h = torch.full((len(x),), end - start, dtype=torch.float64, device=x.device)
+    @staticmethod
+    def together(walks: Sequence[Walk], model: Model) -> Walk:
+        """The walk of all of them by one call of `model` a step, each as it would go by itself.
+
+        They have one row each, the same jump, which goes row by row, no bias, and the same sets of allowed tokens.
+        """
+        first = walks[0]
+        if any(walk.jump != first.jump or walk.shaper.bias is not None for walk in walks):
+            raise ValueError("only rows with the same jump and without a bias share a step")
+        shaper = Shaper(first.shaper.device, tuple(walk.shaper.dials[0] for walk in walks))
+        shaper.allowed = next((walk.shaper.allowed for walk in walks if walk.shaper.allowed is not None), None)
+        noise = JoinedNoise([walk.noise for walk in walks if isinstance(walk.noise, RowNoise)])
+        held, fixed, sets = (_stacked([getattr(w, name) for w in walks]) for name in ("held", "fixed", "sets"))
+        return Walk(model, first.jump, noise, shaper, held, fixed, sets, first.time_dtype)
+
+    def clamp(self, x: Tensor) -> Tensor:
+        """A state [B, L] with the given tokens in their places."""
+        return x if self.held is None or self.fixed is None else torch.where(self.held, self.fixed, x)
+
+    def step(self, x: Tensor, t: Tensor, h: Tensor, *, whole: bool = False) -> tuple[Tensor, Tensor | None]:
+        """The state [B, L] after a step from t [B] to t + h [B], and the logits it was made by.
+
+        One call of the model. The logits are there in any case with `whole`.
+        """
         seen, jump = (t.to(self.time_dtype), h.to(self.time_dtype)), self.jump
         if not whole and isinstance(self.model, PartialModel) and reads_some(jump):
             return self.some(self.model, x, t, h, seen), None
         own = self.shaper.own(self.model(x, *seen), self.sets)
-        logits = self.shaper.shape(own)
+        logits = self.shaper.shape(own, rows_of(x))
         if not isinstance(jump, RowJump):
             return self.clamp(jump(x, logits, t, h, self.noise)), logits
         u = uniform(self.noise, (*x.shape, 2), x.device)
@@ -228,7 +272,7 @@ class _Walk:
         """The jump's last word, by a pass at t = 1, and the logits of that pass."""
         assert isinstance(self.jump, Finishes)
         one, none = (torch.full((len(x),), value, dtype=self.time_dtype, device=x.device) for value in (1.0, 0.0))
-        logits = self.shaper(self.model(x, one, none), self.sets)
+        logits = self.shaper(self.model(x, one, none), self.sets, rows_of(x))
         return self.clamp(self.jump.finish(x, logits, self.noise)), logits
 
     def some(self, model: PartialModel, x: Tensor, t: Tensor, h: Tensor, seen: tuple[Tensor, Tensor]) -> Tensor:
@@ -244,37 +288,54 @@ class _Walk:
             may = may & ~self.held
         places = may.flatten().nonzero().squeeze(-1)
         read = model.look(x, *seen)
-        flat, uniforms = x.flatten(), u.flatten(0, 1)
+        flat, uniforms, rows = x.flatten(), u.flatten(0, 1), rows_of(x).flatten()
         out, scores = flat.clone(), torch.zeros(flat.shape, dtype=torch.float64, device=x.device)
         for part in torch.split(places, max(1, ROOM.get(x.device.type, ROOM["cpu"]) // jump.source.vocab)):
+            if not len(part):
+                continue
             own = self.shaper.own(read(part), None if self.sets is None else self.sets.flatten()[part])
-            logits = self.shaper.shape(own)
+            row = rows[part]
+            logits = self.shaper.shape(own, row)
             if isinstance(jump, RowJump):
                 out[part], scores[part] = jump.read(logits, own, uniforms[part])
-            else:  # as one row of a state: all positions have the same t and h
-                out[part] = jump.move(flat[part][None], logits[None], t[:1], h[:1], uniforms[part][None])[0]
+            else:  # each position as a state of one token, with the time of its row
+                moved = jump.move(flat[part, None], logits[:, None], t[row], h[row], uniforms[part, None])
+                out[part] = moved[:, 0]
         if not isinstance(jump, RowJump):
             return out.view_as(x)
         return self.clamp(jump.settle(x, out.view_as(x), scores.view_as(x), t, h, u))
 
 
+def _stacked(parts: Sequence[Tensor | None]) -> Tensor | None:
+    """Rows [1, L] of several walks as one tensor; none where nothing is said of any."""
+    some = next((part for part in parts if part is not None), None)
+    return None if some is None else torch.cat([torch.zeros_like(some) if part is None else part for part in parts])
+
+
+def rows_of(x: Tensor) -> Tensor:
+    """The row of each position of a state [B, L], [B, L]."""
+    return torch.arange(len(x), device=x.device)[:, None].expand_as(x)
+
+
 @dataclass
-class _Shaper:
-    """Logits […, V] as a jump is to see them; `bad` remembers whether any were not numbers."""
+class Shaper:
+    """Logits […, V] as a jump is to see them; `bad` remembers whether any were not numbers.
+
+    `dials` are temperature and top-p, for all rows or one pair for each.
+    """
 
     device: torch.device
-    temperature: float
-    top_p: float
-    bias: Tensor | None
+    dials: tuple[tuple[float, float], ...] = ((1.0, 1.0),)
+    bias: Tensor | None = None
     allowed: Tensor | None = None
     bad: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         self.bad = torch.zeros((), dtype=torch.bool, device=self.device)
 
-    def __call__(self, logits: Tensor, sets: Tensor | None = None) -> Tensor:
+    def __call__(self, logits: Tensor, sets: Tensor | None, rows: Tensor) -> Tensor:
         """What a jump draws from."""
-        return self.shape(self.own(logits, sets))
+        return self.shape(self.own(logits, sets), rows)
 
     def own(self, logits: Tensor, sets: Tensor | None) -> Tensor:
         """The model's own law, with `bias`, of the tokens that may be; `sets` […] are those of `Limits`, if any."""
@@ -287,9 +348,22 @@ class _Shaper:
             logits = logits.index_put(few, logits[few].masked_fill(~self.allowed[sets[few]], -math.inf))
         return logits
 
-    def shape(self, own: Tensor) -> Tensor:
-        """The same by temperature and top-p."""
-        return shape_logits(own, self.temperature, self.top_p)
+    def shape(self, own: Tensor, rows: Tensor) -> Tensor:
+        """The same by temperature and top-p; `rows` […] says whose they are."""
+        kinds = list(dict.fromkeys(self.dials))
+        if len(kinds) == 1:
+            return shape_logits(own, *kinds[0])
+        which = torch.tensor([kinds.index(pair) for pair in self.dials], device=own.device)[rows]
+        out = floats(own).clone()
+        for kind, dials in enumerate(kinds):
+            mine = (which == kind).nonzero(as_tuple=True)
+            out[mine] = floats(shape_logits(own[mine], *dials))
+        return out
+
+    def check(self) -> None:
+        """Refuse a model that gave something else than numbers; the device is waited for."""
+        if bool(self.bad):
+            raise UserError("the model gave logits that are not numbers (NaN or infinite): is the checkpoint sound?")
 
 
 def _checked(bias: Tensor | None, vocab: int, device: torch.device) -> Tensor | None:
@@ -302,14 +376,12 @@ def _checked(bias: Tensor | None, vocab: int, device: torch.device) -> Tensor | 
     return bias.to(device)
 
 
-def _clamp(
-    x_0: Tensor, given: Tensor | None, tokens: Tensor | None, vocab: int
-) -> tuple[Callable[[Tensor], Tensor], Tensor | None]:
-    """The function that puts the given tokens back in their places, and those places [B, L]."""
+def _given(x_0: Tensor, given: Tensor | None, tokens: Tensor | None, vocab: int) -> tuple[Tensor | None, Tensor | None]:
+    """The places [B, L] that are given, and their tokens [B, L]."""
     if (given is None) != (tokens is None):
         raise UserError("given positions and given tokens come together: pass both or neither")
     if given is None or tokens is None:
-        return (lambda x: x), None
+        return None, None
     try:
         held, fixed = given.to(torch.bool).expand_as(x_0), tokens.to(x_0.dtype).expand_as(x_0)
     except RuntimeError:
@@ -317,4 +389,4 @@ def _clamp(
         raise UserError(f"given positions and tokens have the shapes {shapes}, the state {tuple(x_0.shape)}") from None
     if bool((held & ((fixed < 0) | (fixed >= vocab))).any()):
         raise UserError(f"a given token lies outside the vocabulary of {vocab} tokens")
-    return (lambda x: torch.where(held, fixed, x)), held
+    return held, fixed
