@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,10 +41,15 @@ SHARE = 2  # a half of the free memory is for a batch; the rest is for the logit
 
 @dataclass(frozen=True)
 class Pass:
-    """A velocity as a solver's model, a `flow.solver.PartialModel`; its network is called with at least `rows` rows."""
+    """A velocity as a solver's model, a `flow.solver.PartialModel`; its network is called with at least `rows` rows.
+
+    With `places`, its head is asked for that many positions at a time, the last of them repeated: then a position's
+    logits do not round by how many others were asked for.
+    """
 
     velocity: Velocity
     rows: int = 0
+    places: int = 0
 
     def __call__(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
         """Logits [B, L, V]."""
@@ -53,7 +59,8 @@ class Pass:
 
     def look(self, x_t: Tensor, t: Tensor, h: Tensor) -> Callable[[Tensor], Tensor]:
         """One pass; the answer gives the logits [N, V] of places [N] among the B·L positions."""
-        answer: Callable[[Tensor], Tensor] = self.through(x_t, t, h, by_place)
+        read: Callable[[Tensor], Tensor] = self.through(x_t, t, h, by_place)
+        answer = read if not self.places else partial(in_parts, read, self.places)
         mean, flat = self.velocity.spec.meaning(), x_t.flatten()
         return answer if mean is None else lambda places: mean(answer(places), flat[places])
 
@@ -69,6 +76,11 @@ def by_place(hidden: Tensor, head: nn.Linear) -> Callable[[Tensor], Tensor]:
     """places [N] → logits [N, V] of a hidden state [B, L, D]."""
     flat = hidden.flatten(0, 1)
     return lambda places: quick_logits(flat[places], head)
+
+
+def in_parts(read: Callable[[Tensor], Tensor], size: int, places: Tensor) -> Tensor:
+    """`read(places)` [N, V] by calls for exactly `size` places each."""
+    return torch.cat([read(filled(part, size))[: len(part)] for part in torch.split(places, size)])
 
 
 def filled(x: Tensor, rows: int) -> Tensor:

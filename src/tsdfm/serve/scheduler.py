@@ -1,0 +1,349 @@
+"""The scheduler: one worker a device, and between two passes of its network texts join and leave.
+
+    scheduler = Scheduler([[served]], Limits())
+    job = scheduler.submit(Ask(model="tsdfm-small", prefixes=("The old man",), n=2, seed=1))
+    job.done.result()                      # its texts
+    scheduler.close()                      # finish what was begun, take nothing new
+
+A pass takes the live rows of one model, each with its own time, step, dials, given tokens and seed; where several models
+have rows they take turns. Rows wait in one queue, in order, for a place with any worker that has one free. A text takes
+as many passes as it has steps, so a request that comes while others are being written waits for one pass, not for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+from tsdfm.errors import UserError
+from tsdfm.flow import grid, shape_logits
+from tsdfm.flow.noise import salt_of
+from tsdfm.samples.given import Asked, Given, read_asked
+from tsdfm.samples.lengths import TIMES, kept
+from tsdfm.serve.row import Row, groups
+from tsdfm.serve.served import Served
+
+
+class Busy(Exception):
+    """The queue is full: come back in `seconds`."""
+
+    def __init__(self, seconds: int) -> None:
+        super().__init__(f"the queue is full: try again in {seconds} s")
+        self.seconds = seconds
+
+
+class Closing(Exception):
+    """The server takes nothing new."""
+
+
+class Late(Exception):
+    """The request was not done in time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """A request: `n` texts for each prefix or infill template, as `TextModel.sample` takes them."""
+
+    model: str
+    prefixes: tuple[str, ...] = ()
+    infills: tuple[str, ...] = ()
+    n: int = 1
+    seed: int = 0
+    steps: int | None = None
+    temperature: float | None = None
+    top_p: float = 1.0
+    jump: str = "auto"
+    guide: str = "blind"
+
+
+@dataclass(frozen=True)
+class Text:
+    """A finished text: its tokens with the anchor, and the passes that were made for it."""
+
+    tokens: list[int]
+    passes: int
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Text `index` after `passes` of `of` passes, at time `t`: the places whose tokens have changed since the last."""
+
+    index: int
+    passes: int
+    of: int
+    t: float
+    changes: list[tuple[int, int]]
+
+
+@dataclass(eq=False)
+class Job:
+    """A request on its way. `done` gets its texts, or why there are none; `on_pass` is told of every pass of a text."""
+
+    ask: Ask
+    asked: Asked
+    steps: int
+    dials: tuple[float, float]
+    deadline: float
+    on_pass: Callable[[Seen], None] | None = None
+    done: Future[list[Text]] = field(default_factory=Future)
+    finished: dict[int, tuple[list[int], int]] = field(default_factory=dict)
+    scores: dict[int, float] = field(default_factory=dict)
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more: its rows are free from the next pass on."""
+        self.done.cancel()
+
+    @property
+    def chosen(self) -> bool:
+        """Are there several rows for a text, of which the likeliest is kept?"""
+        return self.asked.texts < len(self.asked.numbers)
+
+    def fail(self, problem: Exception) -> None:
+        """It ends without texts."""
+        with contextlib.suppress(InvalidStateError):  # it has ended
+            self.done.set_exception(problem)
+
+    def finish(self, place: int, tokens: list[int], passes: int) -> None:
+        """Row `place` is written; the last one ends the job."""
+        self.finished[place] = tokens, passes
+        numbers: list[int] = self.asked.numbers.tolist()
+        if len(self.finished) < len(numbers):
+            return
+        rows = range(len(numbers))
+        best = kept(numbers, [self.scores.get(row, 0.0) for row in rows])
+        made = {number: sum(self.finished[row][1] for row in rows if numbers[row] == number) for number in set(numbers)}
+        with contextlib.suppress(InvalidStateError):
+            self.done.set_result([Text(self.finished[row][0], made[numbers[row]]) for row in best])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What is taken: `rows` texts at once for each device, `queue` rows waiting, `deadline` seconds for a request."""
+
+    rows: int = 8
+    queue: int = 256
+    deadline: float = 120.0
+
+
+@dataclass
+class Tally:
+    """What a scheduler has done: `own` are the seconds it took between the network's calls, `busy` those of passes."""
+
+    passes: int = 0
+    rows: int = 0
+    texts: int = 0
+    tokens: int = 0
+    busy: float = 0.0
+    own: float = 0.0
+
+
+@dataclass(eq=False)
+class Place:
+    """A row of a job: waiting until `row` is there."""
+
+    job: Job
+    index: int
+    row: Row | None = None
+
+    @property
+    def number(self) -> int:
+        """The text's own number."""
+        return int(self.job.asked.numbers[self.index])
+
+    def given(self, device: torch.device) -> Given | None:
+        """What is given of the row, [1, L]."""
+        return self.job.asked.rows(slice(self.index, self.index + 1), device)
+
+
+class Scheduler:
+    """Workers with their models (`devices`: for each, what it serves), and the queue they share."""
+
+    def __init__(
+        self, devices: Sequence[Sequence[Served]], limits: Limits, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.limits, self.clock, self.tally = limits, clock, Tally()
+        self.models: Mapping[str, Served] = {served.name: served for served in devices[0]}
+        self.changed, self.waiting, self.closing = threading.Condition(), deque[Place](), False
+        self.workers = [Worker(self, served) for served in devices]
+
+    @property
+    def live(self) -> int:
+        """Rows that are being written."""
+        return sum(len(worker.live) for worker in self.workers)
+
+    def submit(self, ask: Ask, on_pass: Callable[[Seen], None] | None = None) -> Job:
+        """Put a request into the queue. Raises `UserError` for what cannot be asked, `Busy`, or `Closing`."""
+        job = self.job(ask, on_pass)
+        with self.changed:
+            if self.closing:
+                raise Closing("the server is going down")
+            rows = len(job.asked.numbers)
+            if len(self.waiting) + rows > self.limits.queue:
+                raise Busy(self.wait_for(rows))
+            self.waiting.extend(Place(job, index) for index in range(rows))
+            self.changed.notify_all()
+        return job
+
+    def job(self, ask: Ask, on_pass: Callable[[Seen], None] | None) -> Job:
+        """A request as rows, all of it checked."""
+        if ask.model not in self.models:
+            raise UserError(f"no model is called {ask.model!r}: there are {', '.join(self.models)}")
+        served = self.models[ask.model]
+        steps = served.defaults.steps if ask.steps is None else ask.steps
+        temperature = served.defaults.temperature if ask.temperature is None else ask.temperature
+        if ask.n < 1:
+            raise UserError(f"n must be at least 1, not {ask.n}")
+        grid(steps)  # this and the next three refuse what makes no sense, in their own words
+        salt_of(ask.seed, 0)
+        shape_logits(torch.zeros(1, 1), temperature, ask.top_p)
+        served.jump(ask.jump, ask.guide)
+        spec, given = served.model.velocity.spec, {"prefixes": ask.prefixes, "infills": ask.infills}
+        asked = read_asked(served.model.tokenizer, spec.length, spec.anchor, ask.n, **given)
+        if len(asked.numbers) > self.limits.queue:
+            raise UserError(
+                f"this takes {len(asked.numbers)} rows, at most {self.limits.queue} are taken: ask for less"
+            )
+        job = Job(ask, asked, steps, (temperature, ask.top_p), self.clock() + self.limits.deadline, on_pass)
+        if on_pass is not None and job.chosen:
+            raise UserError("texts with a gap of several lengths are chosen at the end: to watch them, give one length")
+        return job
+
+    def wait_for(self, rows: int) -> int:
+        """Whole seconds until so many more rows may find a place, by what passes have taken so far."""
+        left = sum(place.job.steps for place in self.waiting)
+        pace = self.tally.busy / self.tally.rows if self.tally.rows else 0.0
+        return max(1, math.ceil(left * pace / len(self.workers)))
+
+    def close(self, *, wait: bool = True) -> None:
+        """Take nothing new, write what is there to its end, and stop; without `wait`, give it up."""
+        with self.changed:
+            self.closing = True
+            if not wait:
+                for place in [*self.waiting, *(place for worker in self.workers for place in worker.live)]:
+                    place.job.cancel()
+            self.changed.notify_all()
+        for worker in self.workers:
+            worker.thread.join()
+
+
+class Worker:
+    """A device with its models: a thread that makes passes while there are rows."""
+
+    def __init__(self, scheduler: Scheduler, models: Sequence[Served]) -> None:
+        self.scheduler, self.models = scheduler, {served.name: served for served in models}
+        self.live, self.turn = list[Place](), 0
+        self.thread = threading.Thread(target=self.run, name=f"tsdfm-{models[0].device}", daemon=True)
+        self.thread.start()
+
+    def run(self) -> None:
+        """Pass after pass, until the scheduler is closed and nothing is left."""
+        device = next(iter(self.models.values())).device
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        while (served := self.next_model()) is not None:
+            began = time.perf_counter()
+            mine = [place for place in self.live if place.job.ask.model == served.name]
+            inside = self.one_pass(served, mine)
+            spent = time.perf_counter() - began
+            with self.scheduler.changed:
+                tally = self.scheduler.tally
+                tally.passes, tally.rows = tally.passes + 1, tally.rows + len(mine)
+                tally.busy, tally.own = tally.busy + spent, tally.own + spent - inside
+
+    def next_model(self) -> Served | None:
+        """Whose turn it is, once there are rows; none when it is over. Rows that nobody waits for go before."""
+        scheduler = self.scheduler
+        with scheduler.changed:
+            while True:
+                self.sort_out()
+                while scheduler.waiting and len(self.live) < scheduler.limits.rows:
+                    self.live.append(scheduler.waiting.popleft())
+                if self.live:
+                    names = [n for n in self.models if any(place.job.ask.model == n for place in self.live)]
+                    self.turn += 1
+                    return self.models[names[self.turn % len(names)]]
+                if scheduler.closing:
+                    return None
+                scheduler.changed.wait()
+
+    def sort_out(self) -> None:
+        """Rows of jobs that have ended, or whose time is over, leave."""
+        now, waiting = self.scheduler.clock(), self.scheduler.waiting
+        for place in (*self.live, *waiting):
+            if place.job.deadline < now:
+                place.job.fail(Late(f"the request was not done within {self.scheduler.limits.deadline:g} s"))
+        self.live = [place for place in self.live if not place.job.done.done()]
+        if any(place.job.done.done() for place in waiting):
+            still = [place for place in waiting if not place.job.done.done()]
+            waiting.clear()
+            waiting.extend(still)
+
+    def one_pass(self, served: Served, places: Sequence[Place]) -> float:
+        """A pass of all rows of a model; the seconds that its network took."""
+        inside = 0.0
+        for place in places:
+            if place.row is None:
+                self.guarded([place], partial(self.begin, served, place))
+        rows = {place.row: place for place in places if place.row is not None}
+        for some, shape in groups(list(rows), served.shapes):
+            began = time.perf_counter()
+            self.guarded([rows[row] for row in some], partial(served.step, some, shape))
+            inside += time.perf_counter() - began
+        for row, place in rows.items():
+            self.guarded([place], partial(self.after, served, place, row))
+        return inside
+
+    def begin(self, served: Served, place: Place) -> None:
+        """A row for a place that has just come."""
+        job, given = place.job, place.given(served.device)
+        place.row = served.row(place.number, job.ask.seed, job.steps, job.dials, job.ask.jump, job.ask.guide, given)
+        self.show(place, place.row)
+
+    def after(self, served: Served, place: Place, row: Row) -> None:
+        """What a pass has made is told; a finished row leaves."""
+        job = place.job
+        if job.done.done():
+            return
+        self.show(place, row)
+        if not row.written:
+            return
+        row.walk.shaper.check()
+        passes, given = row.passes, place.given(served.device)
+        if job.chosen and given is not None:
+            job.scores[place.index] = served.score(given, place.number, row.x, job.ask.seed, row.points[1])
+            passes += TIMES
+        self.live.remove(place)
+        with self.scheduler.changed:
+            self.scheduler.tally.texts += 1
+            self.scheduler.tally.tokens += row.x.numel()
+        job.finish(place.index, row.x[0].tolist(), passes)
+
+    def show(self, place: Place, row: Row) -> None:
+        """Tell a watcher what has changed."""
+        if place.job.on_pass is None:
+            return
+        now: list[int] = row.x[0].tolist()
+        before = row.shown or [-1] * len(now)
+        changes = [(position, token) for position, token in enumerate(now) if token != before[position]]
+        row.shown = now
+        place.job.on_pass(Seen(place.index, row.passes, row.of, row.t, changes))
+
+    def guarded(self, places: Sequence[Place], work: Callable[[], None]) -> None:
+        """`work` for these rows; what goes wrong ends their jobs and nobody else's."""
+        try:
+            work()
+        except Exception as problem:
+            if not isinstance(problem, UserError):
+                traceback.print_exc()
+            for place in places:
+                place.job.fail(problem)
