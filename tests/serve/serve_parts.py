@@ -11,7 +11,8 @@ from tiny_nets import tiny_spec, tiny_velocity
 
 from tsdfm.samples.defaults import SampleDefaults
 from tsdfm.samples.model import TextModel
-from tsdfm.serve.scheduler import Ask, Limits, Scheduler
+from tsdfm.serve.jobs import Ask
+from tsdfm.serve.scheduler import Limits, Scheduler
 from tsdfm.serve.served import Served
 from tsdfm.tokens.tokenizer import ByteTokenizer
 

@@ -5,9 +5,9 @@ holds of a text, whatever is written beside it:
 
 - Its random numbers depend on its seed and number alone.
 - A pass goes through the network in batches of fixed shapes, which are filled up. With one shape (on a CPU it is a
-  single row) every product is made in that shape, whoever else is there: the text has the same bits alone or in a crowd,
-  where the device rounds alike at every place of a batch (`Served.steady` looks). With the shape 1 these are the bits
-  of `TextModel.sample(batch=1)`.
+  single row) every product is made in that shape, whoever else is there: the text has the same bits alone or in a
+  crowd, where the device rounds alike at every place of a batch (`Served.steady` looks). With the shape 1 these are
+  the bits of `TextModel.sample(batch=1)`.
 - With several shapes, a draw on the border between two tokens may fall on the other side in a batch of another shape.
 
 A jump that remembers, or that does not say that it goes row by row, takes its rows one at a time.

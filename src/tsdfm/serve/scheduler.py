@@ -5,22 +5,20 @@
     job.done.result()                      # its texts
     scheduler.close()                      # finish what was begun, take nothing new
 
-A pass takes the live rows of one model, each with its own time, step, dials, given tokens and seed; where several models
-have rows they take turns. Rows wait in one queue, in order, for a place with any worker that has one free. A text takes
-as many passes as it has steps, so a request that comes while others are being written waits for one pass, not for them.
+A pass takes the live rows of one model, each with its own time, step, dials, given tokens and seed; where several
+models have rows they take turns. Rows wait in one queue, in order, for a place with any worker that has one free. A
+request that comes while others are being written waits for one pass, not for them.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -28,102 +26,11 @@ import torch
 from tsdfm.errors import UserError
 from tsdfm.flow import grid, shape_logits
 from tsdfm.flow.noise import salt_of
-from tsdfm.samples.given import Asked, Given, read_asked
-from tsdfm.samples.lengths import TIMES, kept
+from tsdfm.samples.given import read_asked
+from tsdfm.samples.lengths import TIMES
+from tsdfm.serve.jobs import Ask, Busy, Closing, Job, Late, Place, Seen
 from tsdfm.serve.row import Row, groups
 from tsdfm.serve.served import Served
-
-
-class Busy(Exception):
-    """The queue is full: come back in `seconds`."""
-
-    def __init__(self, seconds: int) -> None:
-        super().__init__(f"the queue is full: try again in {seconds} s")
-        self.seconds = seconds
-
-
-class Closing(Exception):
-    """The server takes nothing new."""
-
-
-class Late(Exception):
-    """The request was not done in time."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ask:
-    """A request: `n` texts for each prefix or infill template, as `TextModel.sample` takes them."""
-
-    model: str
-    prefixes: tuple[str, ...] = ()
-    infills: tuple[str, ...] = ()
-    n: int = 1
-    seed: int = 0
-    steps: int | None = None
-    temperature: float | None = None
-    top_p: float = 1.0
-    jump: str = "auto"
-    guide: str = "blind"
-
-
-@dataclass(frozen=True)
-class Text:
-    """A finished text: its tokens with the anchor, and the passes that were made for it."""
-
-    tokens: list[int]
-    passes: int
-
-
-@dataclass(frozen=True)
-class Seen:
-    """Text `index` after `passes` of `of` passes, at time `t`: the places whose tokens have changed since the last."""
-
-    index: int
-    passes: int
-    of: int
-    t: float
-    changes: list[tuple[int, int]]
-
-
-@dataclass(eq=False)
-class Job:
-    """A request on its way. `done` gets its texts, or why there are none; `on_pass` is told of every pass of a text."""
-
-    ask: Ask
-    asked: Asked
-    steps: int
-    dials: tuple[float, float]
-    deadline: float
-    on_pass: Callable[[Seen], None] | None = None
-    done: Future[list[Text]] = field(default_factory=Future)
-    finished: dict[int, tuple[list[int], int]] = field(default_factory=dict)
-    scores: dict[int, float] = field(default_factory=dict)
-
-    def cancel(self) -> None:
-        """Nobody waits for it any more: its rows are free from the next pass on."""
-        self.done.cancel()
-
-    @property
-    def chosen(self) -> bool:
-        """Are there several rows for a text, of which the likeliest is kept?"""
-        return self.asked.texts < len(self.asked.numbers)
-
-    def fail(self, problem: Exception) -> None:
-        """It ends without texts."""
-        with contextlib.suppress(InvalidStateError):  # it has ended
-            self.done.set_exception(problem)
-
-    def finish(self, place: int, tokens: list[int], passes: int) -> None:
-        """Row `place` is written; the last one ends the job."""
-        self.finished[place] = tokens, passes
-        numbers: list[int] = self.asked.numbers.tolist()
-        if len(self.finished) < len(numbers):
-            return
-        rows = range(len(numbers))
-        best = kept(numbers, [self.scores.get(row, 0.0) for row in rows])
-        made = {number: sum(self.finished[row][1] for row in rows if numbers[row] == number) for number in set(numbers)}
-        with contextlib.suppress(InvalidStateError):
-            self.done.set_result([Text(self.finished[row][0], made[numbers[row]]) for row in best])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,24 +52,6 @@ class Tally:
     tokens: int = 0
     busy: float = 0.0
     own: float = 0.0
-
-
-@dataclass(eq=False)
-class Place:
-    """A row of a job: waiting until `row` is there."""
-
-    job: Job
-    index: int
-    row: Row | None = None
-
-    @property
-    def number(self) -> int:
-        """The text's own number."""
-        return int(self.job.asked.numbers[self.index])
-
-    def given(self, device: torch.device) -> Given | None:
-        """What is given of the row, [1, L]."""
-        return self.job.asked.rows(slice(self.index, self.index + 1), device)
 
 
 class Scheduler:
@@ -189,7 +78,7 @@ class Scheduler:
                 raise Closing("the server is going down")
             rows = len(job.asked.numbers)
             if len(self.waiting) + rows > self.limits.queue:
-                raise Busy(self.wait_for(rows))
+                raise Busy(self.wait())
             self.waiting.extend(Place(job, index) for index in range(rows))
             self.changed.notify_all()
         return job
@@ -207,19 +96,18 @@ class Scheduler:
         salt_of(ask.seed, 0)
         shape_logits(torch.zeros(1, 1), temperature, ask.top_p)
         served.jump(ask.jump, ask.guide)
-        spec, given = served.model.velocity.spec, {"prefixes": ask.prefixes, "infills": ask.infills}
-        asked = read_asked(served.model.tokenizer, spec.length, spec.anchor, ask.n, **given)
-        if len(asked.numbers) > self.limits.queue:
-            raise UserError(
-                f"this takes {len(asked.numbers)} rows, at most {self.limits.queue} are taken: ask for less"
-            )
+        spec, tokenizer = served.model.velocity.spec, served.model.tokenizer
+        asked = read_asked(tokenizer, spec.length, spec.anchor, ask.n, prefixes=ask.prefixes, infills=ask.infills)
+        rows, most = len(asked.numbers), self.limits.queue
+        if rows > most:
+            raise UserError(f"this takes {rows} rows, at most {most} are taken: ask for fewer texts")
         job = Job(ask, asked, steps, (temperature, ask.top_p), self.clock() + self.limits.deadline, on_pass)
         if on_pass is not None and job.chosen:
             raise UserError("texts with a gap of several lengths are chosen at the end: to watch them, give one length")
         return job
 
-    def wait_for(self, rows: int) -> int:
-        """Whole seconds until so many more rows may find a place, by what passes have taken so far."""
+    def wait(self) -> int:
+        """Whole seconds until the rows that wait have found a place, by what passes have taken so far."""
         left = sum(place.job.steps for place in self.waiting)
         pace = self.tally.busy / self.tally.rows if self.tally.rows else 0.0
         return max(1, math.ceil(left * pace / len(self.workers)))
