@@ -7,6 +7,7 @@ positions, only for those that may move (`flow.solve`).
 
     auto      recorded as it is, once a batch size has been asked for as many passes as pay for it, in one call or in
               several; nothing is recorded on a CPU
+    record    recorded as it is, from the beginning
     compile   compiled by torch.compile, and then recorded: half a minute for the first pass, the quickest after it
     off       launched as it is
 
@@ -32,7 +33,7 @@ from tsdfm.kernels.head import quick_logits
 from tsdfm.nn.velocity import Velocity, VelocitySpec
 from tsdfm.settings import nearest
 
-HOW = ("auto", "compile", "off")
+HOW = ("auto", "compile", "record", "off")
 PAYS = 16  # passes of one shape that make up for recording it: 0.15 s against 9 ms a pass at batch 1 (170M, one H200)
 SHAPES = 8  # batch sizes that one network is recorded for; others are launched plainly
 MOST_ROWS, MOST_TOKENS = 256, 1 << 16  # of a batch: a GPU is long busy then
@@ -115,7 +116,7 @@ class Quick:
 
     def pays(self, rows: int) -> bool:
         """Is it worth recording batches of so many rows?"""
-        if self.how == "compile":
+        if self.how in ("compile", "record"):
             return True
         return self.how == "auto" and self.velocity.device.type == "cuda" and self.asked[rows] >= PAYS
 

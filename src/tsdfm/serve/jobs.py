@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 
 import torch
 
+from tsdfm.errors import UserError
 from tsdfm.samples.given import Asked, Given
 from tsdfm.samples.lengths import kept
 from tsdfm.serve.row import Row
+
+
+class Refused(UserError):
+    """A request that cannot be written, with the field that is to blame."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+@contextlib.contextmanager
+def blaming(field: str) -> Iterator[None]:
+    """What the block refuses is refused for this field."""
+    try:
+        yield
+    except UserError as problem:
+        raise Refused(field, str(problem)) from None
 
 
 class Busy(Exception):

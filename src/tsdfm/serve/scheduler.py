@@ -26,11 +26,13 @@ import torch
 from tsdfm.errors import UserError
 from tsdfm.flow import grid, shape_logits
 from tsdfm.flow.noise import salt_of
-from tsdfm.samples.given import read_asked
+from tsdfm.samples.given import Asked, read_asked
 from tsdfm.samples.lengths import TIMES
-from tsdfm.serve.jobs import Ask, Busy, Closing, Job, Late, Place, Seen
+from tsdfm.serve.jobs import Ask, Busy, Closing, Job, Late, Place, Refused, Seen, blaming
 from tsdfm.serve.row import Row, groups
 from tsdfm.serve.served import Served
+
+NOTHING = torch.zeros(1, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +63,15 @@ class Scheduler:
         self, devices: Sequence[Sequence[Served]], limits: Limits, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.limits, self.clock, self.tally = limits, clock, Tally()
+        self.broken: BaseException | None = None
         self.models: Mapping[str, Served] = {served.name: served for served in devices[0]}
         self.changed, self.waiting, self.closing = threading.Condition(), deque[Place](), False
         self.workers = [Worker(self, served) for served in devices]
+
+    @property
+    def ready(self) -> bool:
+        """Are all models warm, and new requests taken?"""
+        return not self.closing and all(worker.warm for worker in self.workers)
 
     @property
     def live(self) -> int:
@@ -86,31 +94,55 @@ class Scheduler:
     def job(self, ask: Ask, on_pass: Callable[[Seen], None] | None) -> Job:
         """A request as rows, all of it checked."""
         if ask.model not in self.models:
-            raise UserError(f"no model is called {ask.model!r}: there are {', '.join(self.models)}")
+            raise Refused("model", f"no model is called {ask.model!r}: there are {', '.join(self.models)}")
         served = self.models[ask.model]
         steps = served.defaults.steps if ask.steps is None else ask.steps
         temperature = served.defaults.temperature if ask.temperature is None else ask.temperature
-        if ask.n < 1:
-            raise UserError(f"n must be at least 1, not {ask.n}")
-        grid(steps)  # this and the next three refuse what makes no sense, in their own words
-        salt_of(ask.seed, 0)
-        shape_logits(torch.zeros(1, 1), temperature, ask.top_p)
-        served.jump(ask.jump, ask.guide)
-        spec, tokenizer = served.model.velocity.spec, served.model.tokenizer
-        asked = read_asked(tokenizer, spec.length, spec.anchor, ask.n, prefixes=ask.prefixes, infills=ask.infills)
-        rows, most = len(asked.numbers), self.limits.queue
-        if rows > most:
-            raise UserError(f"this takes {rows} rows, at most {most} are taken: ask for fewer texts")
+        with blaming("steps"):
+            grid(steps)
+        with blaming("seed"):
+            salt_of(ask.seed, 0)
+        with blaming("temperature"):
+            shape_logits(NOTHING, temperature)
+        with blaming("top_p"):
+            shape_logits(NOTHING, top_p=ask.top_p)
+        with blaming("jump"):
+            served.jump(ask.jump, "blind")
+        with blaming("guide"):
+            served.jump(ask.jump, ask.guide)
+        asked = self.asked(served, ask)
         job = Job(ask, asked, steps, (temperature, ask.top_p), self.clock() + self.limits.deadline, on_pass)
         if on_pass is not None and job.chosen:
-            raise UserError("texts with a gap of several lengths are chosen at the end: to watch them, give one length")
+            raise Refused(
+                "infill", "a text with a gap of several lengths is chosen at the end: to watch it, give one length"
+            )
         return job
+
+    def asked(self, served: Served, ask: Ask) -> Asked:
+        """The rows of a request."""
+        spec, most = served.model.velocity.spec, self.limits.queue
+        if not 1 <= ask.n <= most:
+            raise Refused("n", f"n must be at least 1 and at most {most}, not {ask.n}")
+        with blaming("infill" if ask.infills else "prompt"):
+            given = {"prefixes": ask.prefixes, "infills": ask.infills}
+            asked = read_asked(served.model.tokenizer, spec.length, spec.anchor, ask.n, 0, **given)
+            if len(asked.numbers) > most:
+                raise UserError(f"this takes {len(asked.numbers)} rows, at most {most} are taken: ask for fewer texts")
+        return asked
 
     def wait(self) -> int:
         """Whole seconds until the rows that wait have found a place, by what passes have taken so far."""
         left = sum(place.job.steps for place in self.waiting)
         pace = self.tally.busy / self.tally.rows if self.tally.rows else 0.0
         return max(1, math.ceil(left * pace / len(self.workers)))
+
+    def break_down(self, problem: BaseException) -> None:
+        """A worker cannot go on: nothing new is taken, and nobody waits for what will not come."""
+        with self.changed:
+            self.broken, self.closing = problem, True
+            for place in [*self.waiting, *(place for worker in self.workers for place in worker.live)]:
+                place.job.fail(RuntimeError(f"the server has broken down: {problem}"))
+            self.changed.notify_all()
 
     def close(self, *, wait: bool = True) -> None:
         """Take nothing new, write what is there to its end, and stop; without `wait`, give it up."""
@@ -129,24 +161,34 @@ class Worker:
 
     def __init__(self, scheduler: Scheduler, models: Sequence[Served]) -> None:
         self.scheduler, self.models = scheduler, {served.name: served for served in models}
-        self.live, self.turn = list[Place](), 0
+        self.live, self.turn, self.warm = list[Place](), 0, False
         self.thread = threading.Thread(target=self.run, name=f"tsdfm-{models[0].device}", daemon=True)
         self.thread.start()
 
     def run(self) -> None:
-        """Pass after pass, until the scheduler is closed and nothing is left."""
+        """Warm the models, then make passes until the scheduler is closed and nothing is left."""
         device = next(iter(self.models.values())).device
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        while (served := self.next_model()) is not None:
-            began = time.perf_counter()
-            mine = [place for place in self.live if place.job.ask.model == served.name]
-            inside = self.one_pass(served, mine)
-            spent = time.perf_counter() - began
-            with self.scheduler.changed:
-                tally = self.scheduler.tally
-                tally.passes, tally.rows = tally.passes + 1, tally.rows + len(mine)
-                tally.busy, tally.own = tally.busy + spent, tally.own + spent - inside
+        try:
+            if device.type == "cuda":
+                torch.cuda.set_device(device)
+            for served in self.models.values():
+                served.warm()
+            self.warm = True
+            while (served := self.next_model()) is not None:  # type: ignore[assignment]
+                self.turn_of(served)
+        except BaseException as problem:
+            traceback.print_exc()
+            self.scheduler.break_down(problem)
+
+    def turn_of(self, served: Served) -> None:
+        """A pass of a model's rows, and what it took."""
+        began, tally = time.perf_counter(), self.scheduler.tally
+        mine = [place for place in self.live if place.job.ask.model == served.name]
+        inside = self.one_pass(served, mine)
+        spent = time.perf_counter() - began
+        with self.scheduler.changed:
+            tally.passes, tally.rows = tally.passes + 1, tally.rows + len(mine)
+            tally.busy, tally.own = tally.busy + spent, tally.own + spent - inside
 
     def next_model(self) -> Served | None:
         """Whose turn it is, once there are rows; none when it is over. Rows that nobody waits for go before."""
@@ -205,7 +247,8 @@ class Worker:
         self.show(place, row)
         if not row.written:
             return
-        row.walk.shaper.check()
+        if bool(row.walk.shaper.bad):
+            raise RuntimeError(f"the model {served.name} gave logits that are not numbers: is the checkpoint sound?")
         passes, given = row.passes, place.given(served.device)
         if job.chosen and given is not None:
             job.scores[place.index] = served.score(given, place.number, row.x, job.ask.seed, row.points[1])

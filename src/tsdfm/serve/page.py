@@ -1,0 +1,8 @@
+"""The page at /."""
+
+from __future__ import annotations
+
+
+def page() -> str:
+    """TODO."""
+    return ""
