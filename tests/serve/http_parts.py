@@ -12,7 +12,6 @@ import uvicorn
 from serve_parts import running
 
 from tsdfm.serve.app import create_app
-from tsdfm.serve.page import page
 from tsdfm.serve.scheduler import Scheduler
 from tsdfm.serve.served import Served
 from tsdfm.serve.settings import ServeSettings
@@ -25,7 +24,7 @@ def listening(
     """Its address, and its scheduler."""
     with running(*models, clock=clock, rows=rows, queue=queue, deadline=deadline) as scheduler:
         asked = ServeSettings(queue=max(queue, 16), deadline=deadline, **settings)
-        _, guarded = create_app(scheduler, asked, page())
+        _, guarded = create_app(scheduler, asked)
         sock = socket.create_server(("127.0.0.1", 0))
         begun = threading.Event()
 

@@ -24,6 +24,7 @@ from tsdfm.serve.answers import DONE, Answer, event
 from tsdfm.serve.guard import Guard, refusal
 from tsdfm.serve.jobs import Ask, Busy, Closing, Job, Late, Refused, Seen
 from tsdfm.serve.metrics import Counts, Metrics
+from tsdfm.serve.page import HEADERS, docs, page, policy
 from tsdfm.serve.scheduler import Scheduler
 from tsdfm.serve.schema import Card, Cards, Completion, CompletionFields, ErrorAnswer, InfillFields, requests
 from tsdfm.serve.settings import ServeSettings
@@ -43,6 +44,9 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         504: "the deadline has passed",
     }.items()
 }
+EVENT = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}
+STREAM = {"content": {"text/event-stream": {"schema": EVENT}}, "description": "texts, or a stream of their passes"}
+ERRORS[400]["content"] = {"text/plain": {"schema": {"type": "string"}}}  # of what is not even HTTP
 
 
 @dataclass(frozen=True)
@@ -167,7 +171,7 @@ def taking(shape: type, answer: Callable[[Request, Any], Awaitable[Response]]) -
     return endpoint
 
 
-def create_app(scheduler: Scheduler, settings: ServeSettings, page: str = "") -> tuple[FastAPI, Guard]:
+def create_app(scheduler: Scheduler, settings: ServeSettings) -> tuple[FastAPI, Guard]:
     """The application, and the same behind its guard, which is what is served."""
 
     @contextlib.asynccontextmanager
@@ -184,13 +188,14 @@ def create_app(scheduler: Scheduler, settings: ServeSettings, page: str = "") ->
         ("/v1/completions", completion, desk.complete),
         ("/v1/infill", infill, desk.infill),
     ):
-        kept.add_api_route(path, taking(shape, answer), methods=["POST"], response_model=Completion)
+        kept.add_api_route(
+            path, taking(shape, answer), methods=["POST"], response_model=Completion, responses={200: STREAM}
+        )
     cards(kept, desk)
     app.include_router(kept)
     health(app, scheduler, registry)
     refuse(app)
-    if page:
-        app.add_api_route("/", lambda: HTMLResponse(page), include_in_schema=False)
+    pages(app)
     if settings.origins:
         app.add_middleware(CORSMiddleware, allow_origins=settings.origins, allow_methods=["*"], allow_headers=["*"])
     key = settings.api_key or None
@@ -227,6 +232,15 @@ def health(app: FastAPI, scheduler: Scheduler, registry: CollectorRegistry) -> N
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def pages(app: FastAPI) -> None:
+    """What people look at."""
+    main, rules = page(), {**HEADERS, "Content-Security-Policy": policy()}
+    plain = {**HEADERS, "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
+    shown = {"include_in_schema": False, "response_class": HTMLResponse}
+    app.add_api_route("/", lambda: HTMLResponse(main, headers=rules), **shown)  # type: ignore[arg-type]
+    app.add_api_route("/docs", lambda: HTMLResponse(docs(app.openapi()), headers=plain), **shown)  # type: ignore[arg-type]
 
 
 def refuse(app: FastAPI) -> None:

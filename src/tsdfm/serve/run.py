@@ -26,7 +26,6 @@ def run(settings: ServeSettings) -> None:
         from tsdfm.serve.app import create_app
     except ImportError as problem:
         raise UserError(f"{problem.name} is not installed: pip install 'tsdfm[serve]'") from None
-    from tsdfm.serve.page import page
     from tsdfm.serve.scheduler import Limits, Scheduler
 
     sock = listening(settings.host, settings.port)
@@ -35,7 +34,7 @@ def run(settings: ServeSettings) -> None:
     rows = settings.rows or (FEW if devices[0][0].device.type == "cpu" else most)
     scheduler = Scheduler(devices, Limits(rows=rows, queue=settings.queue, deadline=settings.deadline))
     settings = replace(settings, api_key=settings.api_key or os.environ.get(KEY))
-    _, guarded = create_app(scheduler, settings, page())
+    _, guarded = create_app(scheduler, settings)
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: Any = None) -> None:

@@ -32,8 +32,12 @@ class Writing(BaseModel):
     n: int = 1
     steps: int | None = None
     seed: Annotated[int, Field(ge=-SEED, lt=SEED)] | None = Field(None, description="none: one that the answer names")
-    temperature: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)] | None = Field(
+        None, description="below 1 is safer and narrower, 0 takes the likeliest token"
+    )
+    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = Field(
+        None, description="keep the most likely tokens up to this share"
+    )
     jump: Annotated[str, Field(max_length=100)] = Field("auto", description="how a state moves")
     guide: GUIDES = Field("blind", description="navigate every step by the model's compass")
     stream: bool | None = Field(None, description="every pass as an event, then the text")
@@ -51,14 +55,14 @@ Stop = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class CompletionFields(Writing):
-    """`POST /v1/completions`: texts that begin with the prompt. A row is written whole; `max_tokens` and `stop` cut."""
+    """Texts that begin with the prompt. A row is written whole; `max_tokens` and `stop` cut it."""
 
     prompt: str | Annotated[list[str], Field(min_length=1)] | None = Field(None, description="how texts begin")
     infill: str | Annotated[list[str], Field(min_length=1)] | None = Field(None, description="templates, in its place")
     max_tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="of what is written; none: the whole row")
-    stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = Field(None, description="where to cut a text")
     echo: bool | None = Field(None, description="with the prompt before each text")
-    suffix: None = None
+    suffix: None = Field(None, description="not known here, nor are the next five")
     logprobs: None = None
     logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
     best_of: Literal[1] | None = None
@@ -67,21 +71,24 @@ class CompletionFields(Writing):
 
 
 class InfillFields(Writing):
-    """`POST /v1/infill`: a template with its gaps filled, `{2}` of two tokens, `{1-4}` of one to four."""
+    """A template with its gaps filled, `{2}` of two tokens, `{1-4}` of one to four."""
 
-    template: str | Annotated[list[str], Field(min_length=1)]
+    template: str | Annotated[list[str], Field(min_length=1)] = Field(description="literals with gaps between them")
 
 
 def requests(settings: ServeSettings, names: list[Any]) -> tuple[type[CompletionFields], type[InfillFields]]:
     """Both with this server's models and limits, as its OpenAPI document shows them."""
     own: dict[str, Any] = {
-        "model": (str, Field(json_schema_extra={"enum": names})),
-        "n": (Annotated[int, Field(ge=1, le=settings.max_n)], 1),
-        "steps": (Annotated[int, Field(ge=1, le=settings.max_steps)] | None, None),
+        "model": (str, Field(json_schema_extra={"enum": names}, description="one of /v1/models")),
+        "n": (Annotated[int, Field(ge=1, le=settings.max_n)], Field(1, description="texts for each prompt")),
+        "steps": (
+            Annotated[int, Field(ge=1, le=settings.max_steps)] | None,
+            Field(None, description="network passes for each text; none: the model's own"),
+        ),
     }
     return (
-        create_model("CompletionRequest", __base__=CompletionFields, **own),
-        create_model("InfillRequest", __base__=InfillFields, **own),
+        create_model("CompletionRequest", __base__=CompletionFields, __doc__=CompletionFields.__doc__, **own),
+        create_model("InfillRequest", __base__=InfillFields, __doc__=InfillFields.__doc__, **own),
     )
 
 
