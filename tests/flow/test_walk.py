@@ -13,8 +13,9 @@ from torch import Tensor
 from tsdfm.flow.jump import CumulativeJump, EulerJump
 from tsdfm.flow.noise import JoinedNoise, RowNoise
 from tsdfm.flow.schedule import Polynomial
-from tsdfm.flow.solver import Limits, Walk, begin, grid, solve
+from tsdfm.flow.solver import grid, solve
 from tsdfm.flow.source import Mask, Source, Uniform
+from tsdfm.flow.walk import Limits, Walk, begin
 
 VOCAB, LENGTH = 7, 6
 CPU = torch.device("cpu")

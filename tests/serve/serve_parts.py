@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -32,6 +33,16 @@ def running(*models: Served, devices: int = 1, clock: Any = None, **limits: Any)
         yield scheduler
     finally:
         scheduler.close(wait=False)
+
+
+@contextmanager
+def gate() -> Iterator[threading.Event]:
+    """Something to wait for, which opens at the end of the block at the latest."""
+    made = threading.Event()
+    try:
+        yield made
+    finally:
+        made.set()
 
 
 def offline(model: TextModel, ask: Ask) -> list[list[int]]:

@@ -16,7 +16,7 @@ import openai
 import pytest
 import torch
 from http_parts import listening
-from serve_parts import offline, served
+from serve_parts import gate, offline, served
 
 from tsdfm.serve.jobs import Ask
 from tsdfm.serve.scheduler import Scheduler
@@ -300,15 +300,14 @@ def test_health_and_metrics(server: Server) -> None:
 
 
 def test_a_full_queue_is_429_and_says_when_to_come_back() -> None:
-    hold, begun = threading.Event(), threading.Event()
-    with listening(MODEL, rows=1, queue=1) as made:
+    begun = threading.Event()
+    with listening(MODEL, rows=1, queue=1) as made, gate() as hold:
         made[1].submit(Ask(model="tiny"), lambda _: (begun.set(), hold.wait(600)))
         assert begun.wait(600)
         made[1].submit(Ask(model="tiny"))
         answer = post(made, prompt="a")
         assert answer.status_code == 429
         assert int(answer.headers["retry-after"]) >= 1
-        hold.set()
 
 
 def test_a_deadline_is_504() -> None:

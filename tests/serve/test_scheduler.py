@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from serve_parts import offline, running, served, texts
+from serve_parts import DEFAULTS, gate, offline, running, served, texts
+from view_parts import save_compass
 
+from tsdfm.compass.model import load_compass
 from tsdfm.errors import UserError
 from tsdfm.flow import JUMPS
 from tsdfm.methods import files, method
+from tsdfm.samples.guide import Guide
 from tsdfm.serve.jobs import Ask, Busy, Closing, Job, Late, Seen
 from tsdfm.serve.row import groups
 
@@ -89,6 +94,23 @@ def tried(work: Callable[[], Any]) -> Any:
         return str(problem)
 
 
+def test_guided_texts_are_those_of_sample(tmp_path: Path) -> None:
+    plain = served(source="uniform")
+    compass = load_compass(save_compass(tmp_path / "compass", plain.model.velocity.spec), "cpu")
+    model = dataclasses.replace(plain, compass=compass)
+    how = {"prefix": "Mia", "temperature": DEFAULTS.temperature, "batch": 1}
+    for guide in ("sequence", "token", "sequence-to-token"):
+        wanted = [
+            model.model.sample(n=2, steps=3, seed=seed, guide=Guide(guide, compass), **how).tokens.tolist()
+            for seed in range(2)
+        ]
+        asks = [Ask(model="tiny", n=2, steps=3, seed=seed, guide=guide, prefixes=("Mia",)) for seed in range(2)]
+        with running(model) as scheduler:
+            assert texts(scheduler, asks) == wanted
+    with running(model) as scheduler, pytest.raises(UserError, match="cannot be guided"):
+        texts(scheduler, [Ask(model="tiny", guide="token", jump="hazard-euler")])
+
+
 class Watch:
     """Keeps what is told of a job, and does something at one of its passes."""
 
@@ -142,8 +164,7 @@ def test_no_more_rows_than_there_are_places() -> None:
 
 def test_models_take_turns() -> None:
     models, turns = [served("a"), served("b", source="uniform")], list[str]()
-    hold = threading.Event()
-    with running(*models) as scheduler:
+    with running(*models) as scheduler, gate() as hold:
         first = scheduler.submit(Ask(model="a", steps=1), lambda _: hold.wait(600))
         jobs = [
             scheduler.submit(
@@ -161,9 +182,8 @@ def test_models_take_turns() -> None:
 
 def test_a_cancelled_job_frees_its_rows_at_the_next_pass() -> None:
     model = served()
-    with running(model, rows=2) as scheduler:
+    with running(model, rows=2) as scheduler, gate() as hold:
         watch = Watch(2, lambda: jobs[0].cancel())
-        hold = threading.Event()
         jobs = [scheduler.submit(Ask(model="tiny", steps=50), lambda seen: (hold.wait(600), watch(seen))[1])]
         other = scheduler.submit(Ask(model="tiny", seed=1, steps=6))
         waits = scheduler.submit(Ask(model="tiny", seed=2, steps=3))
@@ -187,9 +207,8 @@ def test_a_job_that_is_late_ends_and_makes_room() -> None:
 
 
 def test_a_full_queue_says_when_to_come_back() -> None:
-    model, hold = served(), threading.Event()
-    begun = threading.Event()
-    with running(model, rows=1, queue=3) as scheduler:
+    model, begun = served(), threading.Event()
+    with running(model, rows=1, queue=3) as scheduler, gate() as hold:
         first = scheduler.submit(Ask(model="tiny"), lambda _: (begun.set(), hold.wait(600)))
         assert begun.wait(600)
         waits = scheduler.submit(Ask(model="tiny", n=2))
@@ -198,7 +217,7 @@ def test_a_full_queue_says_when_to_come_back() -> None:
         assert caught.value.seconds >= 1
         last = scheduler.submit(Ask(model="tiny", seed=3))
         with pytest.raises(UserError, match="4 rows, at most 3"):
-            scheduler.submit(Ask(model="tiny", n=4))
+            scheduler.submit(Ask(model="tiny", n=2, prefixes=("a", "b")))
         hold.set()
         for job in (first, waits, last):
             assert [text.tokens for text in job.done.result(600)] == offline(model.model, job.ask)
@@ -218,7 +237,7 @@ def test_a_mistake_ends_its_own_job_alone() -> None:
 def test_logits_that_are_not_numbers_are_noticed() -> None:
     model = served()
     model.model.velocity.net.head.bias.data[3] = torch.nan
-    with running(model) as scheduler, pytest.raises(UserError, match="not numbers"):
+    with running(model) as scheduler, pytest.raises(RuntimeError, match="not numbers"):
         scheduler.submit(Ask(model="tiny")).done.result(600)
 
 

@@ -20,7 +20,7 @@ from typing import Literal
 from tsdfm.errors import UserError
 from tsdfm.settings import option, required
 
-Kind = Literal["auto", "text", "jsonl", "parquet", "hub", "world"]
+Kind = Literal["auto", "text", "jsonl", "parquet", "hub", "world", "storyteller"]
 Cut = Literal["whole", "lines", "paragraphs", "wikitext"]
 
 
@@ -29,16 +29,17 @@ class SourceSettings:
     """One source of documents: a local file or folder (`path`), or something with a name (`name`)."""
 
     path: Path | None = option(None, "a file, or a folder that is searched for files")
-    name: str | None = option(None, "a hub dataset, fineweb-edu, wikitext-103, or the story world: world, world:small")
+    name: str | None = option(None, "a hub dataset, fineweb-edu, wikitext-103, world:small, storyteller:FOLDER")
     kind: Kind = option("auto", "what to read; auto goes by the name's ending")
     field: str = option("text", "field or column that holds the text; 'question+answer' joins two by a newline")
+    prompt: str | None = option(None, "field or column that holds a prompt, to which the text is the answer")
     cut: Cut = option("whole", "documents of a text file: the whole file, its lines, its paragraphs, WikiText articles")
     tidy: bool = option(False, "plain line ends, quotes, dashes and dots; no blank lines, no runs of spaces")
     drop: str | None = option(None, "leave out lines in which this regular expression is found, as in https?://")
     weight: float = option(1.0, "share of the characters this source gets in a mixture")
     repeat: int = option(1, "read the source this many times over")
-    limit: int | None = option(None, "stop after this many documents of the source (the world needs it)")
-    seed: int = option(0, "seed of the story world")
+    limit: int | None = option(None, "stop after this many documents of the source (a world needs it)")
+    seed: int = option(0, "seed of the story world, or of the storyteller")
     config: str | None = option(None, "configuration of a hub dataset")
     part: str = option("train", "split of a hub dataset to read")
 
@@ -57,7 +58,16 @@ class SourceSettings:
     @property
     def label(self) -> str:
         """A short name for counts and messages; holds no folder of the machine it was read on."""
-        return str(self.name) if self.path is None else self.path.resolve().name
+        if self.path is not None:
+            return self.path.resolve().name
+        kind = str(self.name).split(":")[0]
+        return kind if kind == "storyteller" else str(self.name)
+
+    def world(self) -> tuple[str, str] | None:
+        """The world whose stories are drawn, as its kind and which one it is; none where texts are read."""
+        named, _, which = str(self.name or "").partition(":")
+        kind = named if self.kind == "auto" else self.kind
+        return (kind, which) if kind in ("world", "storyteller") and self.path is None else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +76,11 @@ class CorpusSettings:
 
     out: Path = required("folder for the corpus")
     path: Path | None = option(None, "the one source, if a file or folder")
-    name: str | None = option(None, "the one source, if a hub dataset, fineweb-edu, wikitext-103, world or world:small")
+    name: str | None = option(
+        None, "the one source, if it has a name: a hub dataset, fineweb-edu, world:small, storyteller:FOLDER"
+    )
     field: str = option("text", "field of the one source that holds the text; 'question+answer' joins two")
+    prompt: str | None = option(None, "field of the one source that holds a prompt, to which the text is the answer")
     cut: Cut = option("whole", "documents of a text file: the whole file, its lines, its paragraphs, WikiText articles")
     tidy: bool = option(False, "plain line ends, quotes, dashes and dots; no blank lines, no runs of spaces")
     drop: str | None = option(None, "leave out lines in which this regular expression is found, as in https?://")
@@ -79,7 +92,7 @@ class CorpusSettings:
     valid: float = option(
         0.01, "share of the documents held out for validation; above 0, at least one of them or the end of one"
     )
-    seed: int = option(0, "seed of the split, and of the story world if it is the one source")
+    seed: int = option(0, "seed of the split, and of the world if it is the one source")
 
     def __post_init__(self) -> None:
         if not 0 <= self.valid < 1:
@@ -91,7 +104,7 @@ class CorpusSettings:
         if one and self.sources:
             raise UserError("give the corpus either path/name (one source) or sources (several), not both")
         if one:
-            same = ("path", "name", "field", "cut", "tidy", "drop", "limit", "seed")
+            same = ("path", "name", "field", "prompt", "cut", "tidy", "drop", "limit", "seed")
             return (SourceSettings(**{name: getattr(self, name) for name in same}),)
         if not self.sources:
             raise UserError("the corpus has no source: give --path FILE_OR_FOLDER or --name DATASET")

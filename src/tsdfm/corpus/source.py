@@ -24,7 +24,10 @@ def read(source: SourceSettings | Path | str) -> Iterator[Document]:
     if not isinstance(source, SourceSettings):
         source = SourceSettings(path=Path(source))
     rounds = itertools.chain.from_iterable(_read_once(source) for _ in range(source.repeat))
-    made = (Document(clean(prepared(text, source)), origin) for text, origin in rounds)
+    made = (
+        Document(clean(prepared(text, source)), origin, clean(prepared(prompt, source)))
+        for text, origin, prompt in rounds
+    )
     return itertools.islice((document for document in made if document.text.strip()), source.limit)
 
 
@@ -75,23 +78,30 @@ def tidy(text: str) -> str:
 def _read_once(source: SourceSettings) -> Iterator[Document]:
     if source.path is not None:
         yield from _read_files(source, source.path)
-    elif source.kind == "world" or (source.kind == "auto" and str(source.name).split(":")[0] == "world"):
-        yield from _read_world(source)
+    elif (world := source.world()) is not None:
+        yield from _read_world(source, *world)
     elif source.kind in ("auto", "hub"):
         yield from read_hub(source)
     else:
         raise UserError(f"source {source.label!r} of kind {source.kind!r} needs a path, not a name")
 
 
-def _read_world(source: SourceSettings) -> Iterator[Document]:
-    """The story world; `world:small` names one of several."""
-    from tsdfm.corpus.world import stories, world_named
-
-    world = world_named(str(source.name).partition(":")[2] or "full")
+def _read_world(source: SourceSettings, kind: str, which: str) -> Iterator[Document]:
+    """Stories drawn from a world: `world:small` names one of several, `storyteller:FOLDER` a model's folder."""
+    without_prompt(source, "a world")
     if source.limit is None:
-        raise UserError("the story world has no end: give limit, the number of stories")
-    for number, text in enumerate(stories(source.seed, source.limit, world=world)):
-        yield Document(text, f"world:{world.name}:{source.seed}:{number}")
+        raise UserError("a world has no end: give limit, the number of stories")
+    if kind == "world":
+        from tsdfm.corpus.world import stories, world_named
+
+        world = world_named(which or "full")
+        texts, name = stories(source.seed, source.limit, world=world), f"world:{world.name}"
+    else:
+        from tsdfm.corpus.storyteller import teller_from
+
+        texts, name = teller_from(which).stories(source.seed, source.limit), kind
+    for number, text in enumerate(texts):
+        yield Document(text, f"{name}:{source.seed}:{number}")
 
 
 def _read_files(source: SourceSettings, root: Path) -> Iterator[Document]:
@@ -100,13 +110,22 @@ def _read_files(source: SourceSettings, root: Path) -> Iterator[Document]:
         place = path.relative_to(root).as_posix() if root.is_dir() else path.name
         match kind:
             case "jsonl":
-                documents = read_jsonl(path, source.field)
+                documents = read_jsonl(path, source.field, source.prompt)
             case "parquet":
-                documents = read_parquet(path, source.field)
+                documents = read_parquet(path, source.field, source.prompt)
             case _:
+                without_prompt(source, path.name)
                 documents = read_text(path, source.cut)
-        for text, origin in documents:
-            yield Document(text, place + origin.removeprefix(path.name))
+        for document in documents:
+            yield document._replace(origin=place + document.origin.removeprefix(path.name))
+
+
+def without_prompt(source: SourceSettings, what: str) -> None:
+    """Refuse a prompt where there are no fields."""
+    if source.prompt is not None:
+        raise UserError(
+            f"{what} has no field {source.prompt!r} for a prompt: prompts come from jsonl, parquet or the hub"
+        )
 
 
 def find_files(source: SourceSettings) -> list[Path]:
@@ -114,7 +133,7 @@ def find_files(source: SourceSettings) -> list[Path]:
     root, kind = source.path, source.kind
     if root is None:
         return []
-    if kind in ("hub", "world"):
+    if kind in ("hub", "world", "storyteller"):
         raise UserError(f"a source of kind {kind!r} takes a name, not a path")
     if not root.exists():
         raise UserError(f"no file or folder at {root}")

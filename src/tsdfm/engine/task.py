@@ -35,8 +35,9 @@ class Task(Protocol):
     """A stage's objective. `model` is the plain module to train; the loop moves, wraps, compiles and saves it.
 
     A task may also have `bind` (see `Binds`); `summary(means)`, which turns the means of a report into what is written,
-    where a mean alone would not read well (a ratio of two of them, say); and `parts()`, live tensors by file and name
-    that a checkpoint must hold besides the model, where the objective trains something of its own.
+    where a mean alone would not read well (a ratio of two of them, say); `parts()`, live tensors by file and name that
+    a checkpoint must hold besides the model, where the objective trains something of its own; and `prompts`, true where
+    it knows what to do with rows that have one.
     """
 
     @property
@@ -69,6 +70,8 @@ class Context:
     world: Processes
     graphs: GraphMemory | None = None
     """Where passes may be recorded (`engine.graphs`); None where they may not."""
+    runner: Callable[[nn.Module], nn.Module] = lambda net: net
+    """Another frozen network, whose weights are only ever changed in place, as it is best called: as the average is."""
 
 
 @runtime_checkable

@@ -120,6 +120,21 @@ class GeneralisedKL:
         return rows.plain_tokens(logits, self.x_1[part], self.x_t[part], gradient=gradient)
 
 
+@dataclass(frozen=True)
+class ScoreEntropy:
+    """The score entropy (`kernels.rows.scores`) against ratios of N positions; its weight belongs into `scale`."""
+
+    to: rows.Ratios
+    has_kernel: ClassVar[bool] = True
+
+    def by_kernel(self, logits: Tensor, part: slice, scale: Tensor, columns: int, gradient: bool) -> Tensor:
+        """As `Objective` says, by `rows.scores`."""
+        return rows.scores(logits, self.to[part], scale, columns, gradient=gradient)
+
+    def __call__(self, logits: Tensor, part: slice, gradient: bool) -> rows.Graded:
+        return rows.plain_scores(logits, self.to[part], gradient=gradient)
+
+
 def fused_loss(hidden: Tensor, head: nn.Linear, objective: Objective, scale: Tensor) -> Tensor:
     """Σ_i scale_i · loss_i over positions, a scalar with gradients of hidden state and head, which can be taken once.
 

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from tsdfm.engine.graphs import Replayed
 from tsdfm.engine.runner import Compiled, wrapped
 from tsdfm.errors import UserError
+from tsdfm.flow.logits import Reads
 from tsdfm.kernels.head import quick_logits
 from tsdfm.nn.velocity import Velocity, VelocitySpec
 from tsdfm.settings import nearest
@@ -42,7 +43,7 @@ SHARE = 2  # a half of the free memory is for a batch; the rest is for the logit
 
 @dataclass(frozen=True)
 class Pass:
-    """A velocity as a solver's model, a `flow.solver.PartialModel`; its network is called with at least `rows` rows.
+    """A velocity as a solver's model, a `flow.walk.PartialModel`; its network is called with at least `rows` rows.
 
     With `places`, its head is asked for that many positions at a time, the last of them repeated: then a position's
     logits do not round by how many others were asked for.
@@ -50,20 +51,22 @@ class Pass:
 
     velocity: Velocity
     rows: int = 0
+    reads: Reads = "posterior"
     places: int = 0
 
     def __call__(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
-        """Logits [B, L, V]."""
+        """Logits [B, L, V], or the score."""
         logits: Tensor = self.through(x_t, t, h, quick_logits)
-        mean = self.velocity.spec.meaning()
-        return logits if mean is None else mean(logits, x_t)
+        mean = self.velocity.spec.meaning(self.reads)
+        return logits if mean is None else mean(logits, x_t, t[:, None])
 
     def look(self, x_t: Tensor, t: Tensor, h: Tensor) -> Callable[[Tensor], Tensor]:
         """One pass; the answer gives the logits [N, V] of places [N] among the B·L positions."""
         read: Callable[[Tensor], Tensor] = self.through(x_t, t, h, by_place)
         answer = read if not self.places else partial(in_parts, read, self.places)
-        mean, flat = self.velocity.spec.meaning(), x_t.flatten()
-        return answer if mean is None else lambda places: mean(answer(places), flat[places])
+        mean, flat = self.velocity.spec.meaning(self.reads), x_t.flatten()
+        times = t.repeat_interleave(x_t.shape[1])
+        return answer if mean is None else lambda places: mean(answer(places), flat[places], times[places])
 
     def through(self, x_t: Tensor, t: Tensor, h: Tensor, then: Callable[[Tensor, nn.Linear], Any]) -> Any:
         """`then(hidden, head)` of the network, as its forward has it."""
@@ -103,16 +106,16 @@ class Quick:
         if self.how not in HOW:
             raise UserError(f"no way to run a network is called {self.how!r}{nearest(self.how, HOW)}")
 
-    def model(self, rows: int, passes: int) -> Pass:
+    def model(self, rows: int, passes: int, reads: Reads = "posterior") -> Pass:
         """The model for batches of up to `rows` texts, which go through the network `passes` times in all."""
         self.asked[rows] += passes
         if not self.pays(rows):
-            return Pass(self.velocity)
+            return Pass(self.velocity, reads=reads)
         if self.quick is None:
             net = self.velocity.net
             body = Replayed(Compiled(net.hidden) if self.how == "compile" else net.hidden, net, most=SHAPES)
             self.quick = replace(self.velocity, net=wrapped(net, body))
-        return Pass(self.quick, rows)
+        return Pass(self.quick, rows, reads)
 
     def pays(self, rows: int) -> bool:
         """Is it worth recording batches of so many rows?"""

@@ -1,6 +1,6 @@
 """Texts on their way, and one network pass for some of them.
 
-A flow model's network takes a time per row, so rows at different steps can share a pass (`flow.solver.Walk`). What
+A flow model's network takes a time per row, so rows at different steps can share a pass (`flow.walk.Walk`). What
 holds of a text, whatever is written beside it:
 
 - Its random numbers depend on its seed and number alone.
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from tsdfm.flow.jump import Stops
-from tsdfm.flow.solver import Model, Walk
+from tsdfm.flow.walk import Model, Walk
 
 
 @dataclass(eq=False)

@@ -26,6 +26,7 @@ import torch
 from tsdfm.errors import UserError
 from tsdfm.flow import grid, shape_logits
 from tsdfm.flow.noise import salt_of
+from tsdfm.methods import bound_of
 from tsdfm.samples.given import Asked, read_asked
 from tsdfm.samples.lengths import TIMES
 from tsdfm.serve.jobs import Ask, Busy, Closing, Job, Late, Place, Refused, Seen, blaming
@@ -126,6 +127,8 @@ class Scheduler:
         with blaming("infill" if ask.infills else "prompt"):
             given = {"prefixes": ask.prefixes, "infills": ask.infills}
             asked = read_asked(served.model.tokenizer, spec.length, spec.anchor, ask.n, 0, **given)
+            if asked.texts < len(asked.numbers) and bound_of(spec) is None:
+                raise UserError(f"a model of {spec.method} has no bound to choose a gap's length by: give one length")
             if len(asked.numbers) > most:
                 raise UserError(f"this takes {len(asked.numbers)} rows, at most {most} are taken: ask for fewer texts")
         return asked

@@ -15,8 +15,10 @@ from tsdfm.distil.midpoint import Energy
 from tsdfm.distil.stats import Stats
 from tsdfm.engine.precision import autocast
 from tsdfm.errors import UserError
-from tsdfm.flow import Jump, RowNoise, grid
-from tsdfm.flow.solver import begin
+from tsdfm.flow import Jump, RowNoise, grid, reads_of
+from tsdfm.flow.logits import Reads
+from tsdfm.flow.walk import begin
+from tsdfm.methods import bound_of
 from tsdfm.samples.defaults import RUNS, SampleDefaults, defaults_of
 from tsdfm.samples.given import Given
 from tsdfm.samples.guide import Guide, compass_for, own_compass
@@ -37,7 +39,7 @@ class Served:
     defaults: SampleDefaults = RUNS
     compass: Energy | None = None
     shapes: tuple[int, ...] = (1,)
-    passes: dict[int, Pass] = field(default_factory=dict, repr=False, compare=False)
+    passes: dict[tuple[int, Reads], Pass] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def device(self) -> torch.device:
@@ -56,12 +58,13 @@ class Served:
         words = (self.model.velocity.sha256, __version__, torch.__version__, kind, self.model.quick, self.shapes)
         return "tsdfm-" + hashlib.sha256(repr(words).encode()).hexdigest()[:12]
 
-    def at(self, shape: int) -> Pass:
-        """The network for batches that are filled up to `shape` rows."""
-        if shape not in self.passes:
+    def at(self, shape: int, reads: Reads = "posterior") -> Pass:
+        """The network for batches that are filled up to `shape` rows, and jumps that read so (`flow.reads_of`)."""
+        if (shape, reads) not in self.passes:
             places = PLACES if self.shapes == (shape,) and shape > 1 else 0
-            self.passes[shape] = replace(self.model.passes.model(shape, 1), rows=shape, places=places)
-        return self.passes[shape]
+            made = self.model.passes.model(shape, 1, reads)
+            self.passes[shape, reads] = replace(made, rows=shape, places=places)
+        return self.passes[shape, reads]
 
     def jump(self, name: str, guide: str, held: Tensor | None = None) -> Jump:
         """The jump that a request means, or one line that says why there is none."""
@@ -81,7 +84,7 @@ class Served:
         x_0 = self.model.velocity.source.draw((1, self.model.velocity.spec.length), noise, self.device)
         chosen = self.jump(jump, guide, given.held if given else None)
         walk, x = begin(
-            self.at(1),
+            self.at(1, reads_of(chosen)),
             x_0,
             chosen,
             noise,
@@ -98,13 +101,15 @@ class Served:
             if shape == 1:
                 rows[0].step()
             else:
-                step_together(rows, self.at(shape))
+                step_together(rows, self.at(shape, reads_of(rows[0].walk.jump)))
 
     @torch.no_grad()
     def score(self, given: Given, number: int, tokens: Tensor, seed: int, h: float) -> float:
         """How unlikely a finished row [1, L] is between its first gap and its last literal (`samples.lengths`)."""
+        bound = bound_of(self.model.velocity.spec)
+        assert bound is not None  # a request for several lengths is refused where there is none
         with autocast(self.model.bf16, self.device):
-            return float(bounds(self.model.velocity, given, torch.tensor([number]), tokens, seed, h))
+            return float(bounds(self.model.velocity, bound, given, torch.tensor([number]), tokens, seed, h))
 
     @torch.no_grad()
     def steady(self) -> bool:
