@@ -22,6 +22,9 @@ EXTRAS = (
     "pandas",
     "triton",
     "hypothesis",
+    "fastapi",
+    "uvicorn",
+    "prometheus_client",
 )
 
 

@@ -31,6 +31,7 @@ ROOMS = (
     "judges",
     "report",
     "view",
+    "serve",  # requests over HTTP, batched by the pass
     "ship",
     "recipes",
     "pipeline",

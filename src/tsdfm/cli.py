@@ -170,6 +170,13 @@ VERBS = {
         epilog="tsdfm card tsdfm-small",
         json=True,
     ),
+    "serve": Verb(
+        "tsdfm.serve.settings:ServeSettings",
+        "tsdfm.serve.run:run",
+        "serve models over HTTP, in OpenAI's shape, with a page to play with",
+        positional="models",
+        epilog="tsdfm serve; tsdfm serve runs/mine/ts-dfm runs/mine/teacher --port 8000",
+    ),
     "doctor": Verb(
         "tsdfm.doctor.settings:DoctorSettings",
         "tsdfm.doctor.run:run",

@@ -15,8 +15,9 @@ from tsdfm.flow.loss import cross_entropy, generalised_kl
 from tsdfm.flow.noise import Noise, RowNoise, row_times, uniform
 from tsdfm.flow.path import interpolate
 from tsdfm.flow.schedule import Cosine, Geometric, Polynomial, Schedule, schedule_from, sigma
-from tsdfm.flow.solver import Limits, Model, Solution, Step, check_grid, grid, mean_passes, reads_some, solve
+from tsdfm.flow.solver import Solution, Step, check_grid, grid, mean_passes, solve
 from tsdfm.flow.source import Mask, Source, Uniform, source_from
+from tsdfm.flow.walk import Limits, Model, reads_some
 from tsdfm.kernels.inverse import Other
 
 __all__ = [

@@ -24,8 +24,8 @@ from tsdfm.flow.loss import LAST_TIME, bracket, cross_entropy
 from tsdfm.flow.noise import Noise, uniform
 from tsdfm.flow.path import interpolate
 from tsdfm.flow.schedule import Schedule
-from tsdfm.flow.solver import Model
 from tsdfm.flow.source import Source
+from tsdfm.flow.walk import Model
 
 
 @torch.no_grad()

@@ -93,7 +93,7 @@ class PositionJump(Protocol):
     """A jump that decides position by position, by two uniforms u [B, L, 2] each.
 
     `needs` [B, L] says, before any logits are there, which positions they could make move; `move` is the jump by the
-    logits of any positions. A solver whose model can give some logits without the others (`flow.solver.PartialModel`)
+    logits of any positions. A solver whose model can give some logits without the others (`flow.walk.PartialModel`)
     then asks for those alone.
     """
 
@@ -152,6 +152,8 @@ class LeaveJump:
     keep_revealed: bool = False
     redraw_last: bool = False
     final_pass: ClassVar[bool] = False
+    row_wise: ClassVar[bool] = True
+    """May rows at other times, with steps of other sizes, share a call? A jump that does not say so is called alone."""
 
     def chance(self, t: Tensor, s: Tensor, h: Tensor, p_other: Tensor) -> Tensor:
         """The probability of leaving before the last step; t, s = t + h, h are [B, 1], p_other = 1 − p(z) is [B, L].

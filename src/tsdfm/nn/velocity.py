@@ -18,8 +18,8 @@ from tsdfm.errors import UserError
 from tsdfm.flow.jump import Jump, jump_from
 from tsdfm.flow.logits import Meaning, Reads, meaning_of
 from tsdfm.flow.schedule import Schedule, schedule_from, sigma
-from tsdfm.flow.solver import Model
 from tsdfm.flow.source import Source, source_from
+from tsdfm.flow.walk import Model
 from tsdfm.kernels.head import quick_logits
 from tsdfm.nn.ddit import DDiT
 from tsdfm.nn.settings import Shape

@@ -7,6 +7,7 @@ positions, only for those that may move (`flow.solve`).
 
     auto      recorded as it is, once a batch size has been asked for as many passes as pay for it, in one call or in
               several; nothing is recorded on a CPU
+    record    recorded as it is, from the beginning
     compile   compiled by torch.compile, and then recorded: half a minute for the first pass, the quickest after it
     off       launched as it is
 
@@ -19,6 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,7 +34,7 @@ from tsdfm.kernels.head import quick_logits
 from tsdfm.nn.velocity import Velocity, VelocitySpec
 from tsdfm.settings import nearest
 
-HOW = ("auto", "compile", "off")
+HOW = ("auto", "compile", "record", "off")
 PAYS = 16  # passes of one shape that make up for recording it: 0.15 s against 9 ms a pass at batch 1 (170M, one H200)
 SHAPES = 8  # batch sizes that one network is recorded for; others are launched plainly
 MOST_ROWS, MOST_TOKENS = 256, 1 << 16  # of a batch: a GPU is long busy then
@@ -41,11 +43,16 @@ SHARE = 2  # a half of the free memory is for a batch; the rest is for the logit
 
 @dataclass(frozen=True)
 class Pass:
-    """A velocity as a solver's model, a `flow.solver.PartialModel`; its network is called with at least `rows` rows."""
+    """A velocity as a solver's model, a `flow.walk.PartialModel`; its network is called with at least `rows` rows.
+
+    With `places`, its head is asked for that many positions at a time, the last of them repeated: then a position's
+    logits do not round by how many others were asked for.
+    """
 
     velocity: Velocity
     rows: int = 0
     reads: Reads = "posterior"
+    places: int = 0
 
     @property
     def latent(self) -> bool:
@@ -60,7 +67,8 @@ class Pass:
 
     def look(self, x_t: Tensor, t: Tensor, h: Tensor, latent: Tensor | None = None) -> Callable[[Tensor], Tensor]:
         """One pass; the answer gives the logits [N, V] of places [N] among the B·L positions."""
-        answer: Callable[[Tensor], Tensor] = self.through(x_t, t, h, latent, by_place)
+        read: Callable[[Tensor], Tensor] = self.through(x_t, t, h, latent, by_place)
+        answer = read if not self.places else partial(in_parts, read, self.places)
         mean, flat = self.velocity.spec.meaning(self.reads), x_t.flatten()
         times = t.repeat_interleave(x_t.shape[1])
         return answer if mean is None else lambda places: mean(answer(places), flat[places], times[places])
@@ -80,6 +88,11 @@ def by_place(hidden: Tensor, head: nn.Linear) -> Callable[[Tensor], Tensor]:
     """places [N] → logits [N, V] of a hidden state [B, L, D]."""
     flat = hidden.flatten(0, 1)
     return lambda places: quick_logits(flat[places], head)
+
+
+def in_parts(read: Callable[[Tensor], Tensor], size: int, places: Tensor) -> Tensor:
+    """`read(places)` [N, V] by calls for exactly `size` places each."""
+    return torch.cat([read(filled(part, size))[: len(part)] for part in torch.split(places, size)])
 
 
 def filled(x: Tensor, rows: int) -> Tensor:
@@ -114,7 +127,7 @@ class Quick:
 
     def pays(self, rows: int) -> bool:
         """Is it worth recording batches of so many rows?"""
-        if self.how == "compile":
+        if self.how in ("compile", "record"):
             return True
         return self.how == "auto" and self.velocity.device.type == "cuda" and self.asked[rows] >= PAYS
 
