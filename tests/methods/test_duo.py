@@ -187,11 +187,14 @@ def test_the_curriculum_ends_in_the_plain_loss(trained: DuoSettings) -> None:
 
 
 def test_kernels_give_the_curriculum_the_same_loss(trained: DuoSettings) -> None:
-    batch = Batch(torch.randint(0, 300, (2, 8), generator=torch.Generator().manual_seed(2)), torch.arange(2))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    tokens = torch.randint(0, 300, (2, 8), generator=torch.Generator().manual_seed(2))
+    batch = Batch(tokens.to(device), torch.arange(2, device=device))
     for step in (0, 1):
         found = []
         for forced in (False, True):
             task = task_of(trained, steps=1, tau=0.05)
+            task.model.to(device)
             with kernels.forced("rows") if forced else kernels.without():
                 loss = task.loss(task.model, batch, step)[0]
                 loss.backward()

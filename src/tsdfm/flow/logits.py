@@ -20,7 +20,8 @@ A learned score may ask for π < 0: that is taken as 0. The error of a learned s
 near t = 0 the posterior of the uniform source is worth little; the jumps that read the score do without it. A learned
 score of the mask source may also have Σs ≠ r: only jumps that read the score notice.
 
-At [MASK] plain and subs are both logits of x_1: so plain answers can be read as subs, but not the other way round.
+At [MASK] plain answers are logits of x_1 as well, and so are those of the score, since softmax does not see a constant:
+they can be read as subs, but not the other way round.
 """
 
 from __future__ import annotations
@@ -146,4 +147,4 @@ def _unscaled(schedule: Schedule, t: Tensor, source: Source) -> Tensor:
 
 def readable_as(name: str, wanted: str) -> bool:
     """Do answers that mean `name` hold all that those of meaning `wanted` do?"""
-    return name == wanted or (name, wanted) == ("plain", "subs")
+    return name == wanted or (wanted == "subs" and name in ("plain", "score", "scaled-score"))

@@ -16,10 +16,16 @@ EVAL_STREAM = 1  # noise of an evaluation, apart from the training's
 
 
 def bound_of(
-    model: nn.Module, spec: VelocitySpec, bound: Bound, x_1: Tensor, noise: RowNoise, times: int, h: float = 0.0
+    model: nn.Module,
+    spec: VelocitySpec,
+    bound: Bound,
+    x_1: Tensor,
+    given: Tensor,
+    noise: RowNoise,
+    times: int,
+    h: float = 0.0,
 ) -> Tensor:
-    """Nats per token [n] of rows x_1 [n, L], their anchor given, by a network of `spec` told the step size h."""
-    given = torch.arange(spec.length, device=x_1.device) < spec.anchor
+    """Nats per free token [n] of rows x_1 [n, L], of which `given` [n, L] is known; the network is told h."""
     flow = (spec.flow_schedule(), spec.flow_source(), times, noise)
     return bound.rows(as_model(model, spec, bound.reads), x_1, *flow, h=h, given=given)
 
@@ -35,17 +41,21 @@ def held_out_bound(
     world: Processes,
     h: float = 0.0,
 ) -> dict[str, float]:
-    """The bound of `rows` held-out rows, nats per token, and bits per character of their text; nothing without one."""
+    """The bound of `rows` held-out rows, nats per token, and bits per character of their text; nothing without one.
+
+    What is given of a row, its anchor and its prompt, is not counted.
+    """
     if bound is None:
         return {}
     chosen, parts = held_out_parts(valid, rows, loop, world)
-    total = torch.zeros((), dtype=torch.float64, device=world.device)
+    total, free = torch.zeros((), dtype=torch.float64, device=world.device), ~valid.given(chosen)
     for part in parts:
         x_1 = torch.from_numpy(valid.take(part).astype("int64")).to(world.device)
         noise = RowNoise(loop.seed, torch.tensor(part, device=world.device), stream=EVAL_STREAM)
-        total += bound_of(model, spec, bound, x_1, noise, times, h).sum()
+        given = torch.from_numpy(valid.given(part)).to(world.device)
+        weight = (~given).sum(-1) / (free.sum() / len(chosen))  # 1 where all rows have as many free tokens
+        total += (bound_of(model, spec, bound, x_1, given, noise, times, h) * weight).sum()
     nats = total.item() / sum(map(len, parts))
-    characters = valid.count_characters(valid.take(chosen))
-    tokens = len(chosen) * (spec.length - spec.anchor)
-    bits = bits_per_character(nats, tokens, characters) if characters else float("nan")
+    characters = valid.count_characters(valid.take(chosen)[free])
+    bits = bits_per_character(nats, int(free.sum()), characters) if characters else float("nan")
     return {"elbo": nats, "bits_per_character": bits}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -103,6 +103,12 @@ class SoftStates:
     tokens: Tensor
     weights: Tensor
 
+    def sure(self, known: Tensor) -> Tensor:
+        """The weights with all of it on x_1 where that is `known`, [L] or [B, L]."""
+        own = torch.zeros_like(self.weights[0, 0])
+        own[0] = 1.0
+        return torch.where(known[..., None], own, self.weights)
+
 
 @runtime_checkable
 class Softens(Protocol):
@@ -115,6 +121,8 @@ class Softens(Protocol):
 
 class TeacherTask(BoundTask):
     """What the training loop asks for: the network, the loss of a batch, and the held-out bound."""
+
+    prompts: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -129,7 +137,7 @@ class TeacherTask(BoundTask):
 
     def loss(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Mapping[str, Tensor]]:
         anchor, longest = self.spec.anchor, batch.tokens.shape[1]
-        if isinstance(self.objective, Cuts):
+        if isinstance(self.objective, Cuts) and batch.given is None:  # what is cut off is text, not an answer
             length = anchor + self.objective.length(longest - anchor, step, self.seed)
             if length < longest:
                 with as_written():  # a length that seldom comes again is not worth compiling
@@ -139,34 +147,49 @@ class TeacherTask(BoundTask):
     def whole(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Mapping[str, Tensor]]:
         """The loss of rows of any length."""
         x_1, noise = batch.tokens, RowNoise(self.seed, batch.rows)
-        loss, anchor = self.objective, self.spec.anchor
+        loss, known = self.objective, batch.known(self.spec.anchor)
         t = loss.times(batch.rows, self.seed)
         soft = loss.states(x_1, t, noise, step) if isinstance(loss, Softens) else None
         if soft is None:
             x_t = interpolate(self.source.draw(x_1.shape, noise, x_1.device), x_1, t, self.schedule, noise)
         else:
             loss, x_t, t = soft.loss, soft.x_t, soft.t
-            soft.weights[:, :anchor] = 0.0
-            soft.weights[:, :anchor, 0] = 1.0
-        x_t[:, :anchor] = x_1[:, :anchor]
+        x_t = torch.where(known, x_1, x_t)
         told = self.spec.told(t.float(), t)[0]
-        shown = (x_t, told) if soft is None else (soft.tokens, told, None, soft.weights)
-        free = slice(anchor, None)
-        fused = loss.fused(x_1[:, free], x_t[:, free], t) if kernels.on(x_1, "rows") else None
+        shown = (x_t, told) if soft is None else (soft.tokens, told, None, soft.sure(known))
+        free = slice(self.spec.anchor, None)
+        chunked = kernels.on(x_1, "rows") or batch.given is not None
+        fused = loss.fused(x_1[:, free], x_t[:, free], t) if chunked else None
         if fused is not None:
-            return self._fused(model, shown, *fused), {}
+            return self._fused(model, shown, *fused, self.share(batch)), {}
         logits = model(*shown)
-        return loss.plain(logits[:, free], x_1[:, free], x_t[:, free], t), {}
+        if batch.given is None:
+            return loss.plain(logits[:, free], x_1[:, free], x_t[:, free], t), {}
+        rows = zip(logits, x_1, x_t, t, ~batch.given, strict=True)  # each has free positions of its own
+        each = [loss.plain(l[f][None], x[f][None], z[f][None], s[None]) for l, x, z, s, f in rows]
+        return torch.stack(each).mean(), {}
+
+    def share(self, batch: Batch) -> Tensor | float:
+        """What a position behind the anchor counts in the mean over free positions and rows: a number, or [B, L']."""
+        rows, anchor = len(batch.tokens), self.spec.anchor
+        if batch.given is None:
+            return 1.0 / (rows * (batch.tokens.shape[1] - anchor))
+        free = ~batch.given[:, anchor:]
+        return free / (rows * free.sum(-1, keepdim=True)).double()
 
     def _fused(
-        self, model: nn.Module, shown: tuple[Tensor | None, ...], objective: Objective, weight: Tensor
+        self,
+        model: nn.Module,
+        shown: tuple[Tensor | None, ...],
+        objective: Objective,
+        weight: Tensor,
+        share: Tensor | float,
     ) -> Tensor:
         """The same loss without ever making the logits of the whole batch: by kernels, where they run."""
         anchor = self.spec.anchor
 
         def then(hidden: Tensor, head: nn.Linear) -> Tensor:
-            rows, free = len(hidden), hidden.shape[1] - anchor
-            each = (weight * (1.0 / (rows * free))).expand(-1, free).flatten()
+            each = (weight * share).expand(-1, hidden.shape[1] - anchor).flatten()
             return fused_loss(hidden[:, anchor:].flatten(0, 1), head, objective, each)
 
         found: Tensor = model(*shown, then=then)
