@@ -13,6 +13,7 @@ ROOMS = (
     "errors",
     "lazy",  # names that are loaded when they are asked for
     "terminal",  # how much a command says
+    "ranges",  # what a number may be
     "settings",
     "charts",  # SVG, of plain numbers
     "store",  # files, manifests, checkpoints, bundles

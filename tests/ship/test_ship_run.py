@@ -233,7 +233,7 @@ def test_damage_is_one_clear_line(
     [
         (["--weights", "int8", "--limit-mb", "0.3"], "MB, more than --limit-mb 0.3"),
         (["--limit-mb", "0.1"], "MB, more than --limit-mb 0.1"),
-        (["--limit-mb", "0"], "a size above 0"),
+        (["--limit-mb", "0"], "limit_mb must be above 0"),
         (["--name", "a/b"], "letters, digits, dots and dashes"),
         (["--teacher", "teacher-mask"], "has source mask, this model has uniform"),
         (["--teacher", "compass"], "holds no velocity network"),

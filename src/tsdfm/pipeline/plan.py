@@ -16,7 +16,7 @@ from tsdfm.errors import UserError
 from tsdfm.judges.settings import JudgeTrainSettings
 from tsdfm.recipes import Entry, Recipe, known
 from tsdfm.recipes.trainers import kind, settings_known, trainer
-from tsdfm.settings import Name, build, option, path_from
+from tsdfm.settings import Name, Settings, build, option, path_from
 from tsdfm.tokens.settings import TokensSettings
 
 if TYPE_CHECKING:
@@ -69,16 +69,14 @@ class Table:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportSettings:
+class ReportSettings(Settings):
     """What [report] itself may say; `[report.policy]` has the settings of `tsdfm report policy`, and so on."""
 
     tables: tuple[Name, ...] = option((), "tables of `tsdfm report`, by name")
-    trajectories: int = option(0, "steps of the trajectories that are recorded for the player; 0 records none")
+    trajectories: int = option(
+        0, "steps of the trajectories that are recorded for the player; 0 records none", low=0, high=2**16
+    )
     page: bool = option(True, "write index.html")
-
-    def __post_init__(self) -> None:
-        if self.trajectories < 0:
-            raise UserError("trajectories of [report] is a number of steps, 0 for none")
 
 
 @dataclass(frozen=True)
