@@ -22,15 +22,16 @@ from tsdfm.corpus.settings import CorpusSettings, SourceSettings
 from tsdfm.engine.settings import LoopSettings
 from tsdfm.errors import UserError
 from tsdfm.judges import judge_from
-from tsdfm.judges.settings import JudgeLoop, JudgeOptim
+from tsdfm.judges.settings import JudgeLoop, JudgeOptim, JudgeScoreSettings
 from tsdfm.methods import method, names
 from tsdfm.methods.dfm import DFMSettings
 from tsdfm.nn.causal import CausalSpec
 from tsdfm.nn.velocity import VelocitySpec
 from tsdfm.pipeline.plan import ReportSettings as PlanReport
 from tsdfm.recipes.recipe import find
-from tsdfm.report.settings import MeasureSettings
+from tsdfm.report.settings import MeasureSettings, PageSettings
 from tsdfm.samples.defaults import SampleDefaults
+from tsdfm.samples.settings import SampleSettings
 from tsdfm.settings import (
     Name,
     Settings,
@@ -49,6 +50,7 @@ from tsdfm.settings import (
     to_dict,
 )
 from tsdfm.tokens.settings import TokensSettings
+from tsdfm.view.settings import ViewSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -399,6 +401,26 @@ def test_ranges_hold_in_python_too_and_are_kept_by_classes_below() -> None:
     with pytest.raises(UserError, match="lr must be a finite number"):
         JudgeOptim(lr=math.inf)
     assert LoopSettings(steps=np.int64(3)).steps == 3
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "model.safetensors", "train-00000.bin", "train.jsonl.gz", "card.md"])
+def test_no_command_writes_over_a_part_of_an_artifact(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    assert build(SampleSettings, {"out": path}).out == path  # it is not there yet
+    path.write_text("x")
+    for cls, setting in (
+        *((SampleSettings, "out"), (SampleSettings, "save_trajectory"), (ViewSettings, "out")),
+        *((ViewSettings, "image"), (JudgeScoreSettings, "out"), (JudgeScoreSettings, "cache")),
+        (PageSettings, "markdown"),
+    ):
+        needed = {"judge": "x", "texts": ["y"]} if cls is JudgeScoreSettings else {}
+        needed |= {"folder": "x"} if cls is PageSettings else {}
+        with pytest.raises(UserError, match=f"{setting} would write over .*part of an artifact"):
+            build(cls, {**needed, setting: str(path)})
+        with pytest.raises(UserError, match="is a folder"):
+            build(cls, {**needed, setting: str(tmp_path)})
+    assert build(SampleSettings, {"out": tmp_path / "texts.jsonl"}).out is not None
+    assert path.read_text() == "x"
 
 
 def test_settings_are_frozen() -> None:

@@ -262,6 +262,14 @@ VERBS = {
         epilog="tsdfm card tsdfm-small",
         json=True,
     ),
+    "verify": Verb(
+        "tsdfm.verify:VerifySettings",
+        "tsdfm.verify:run",
+        "compare every file of runs, tokens, corpora and bundles with its hash",
+        positional="paths",
+        epilog="tsdfm verify runs/mine; tsdfm verify runs/mine/tokens tsdfm-small",
+        json=True,
+    ),
     "doctor": Verb(
         "tsdfm.doctor.settings:DoctorSettings",
         "tsdfm.doctor.run:run",
@@ -289,7 +297,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _main(words)
     except UserError as problem:
         if os.environ.get("RANK", "0") == "0":  # under torchrun, the first process speaks for all
-            print(f"tsdfm: {problem}", file=sys.stderr)
+            print(f"tsdfm: {terminal.visible(str(problem))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         if argv is None:  # this process ends now, whatever is pressed besides

@@ -42,6 +42,10 @@ RecipeName = Annotated[str, "a recipe"]
 """A recipe that comes with tsdfm, or the path of a file."""
 ModelPath = Annotated[Path, "a model"]
 """A run, a checkpoint or a bundle: its path, or the name of a shipped model."""
+OutFile = Annotated[Path, "a file to write"]
+"""A file that a command writes, and may write over, unless it is part of an artifact (`OWN`)."""
+OWN = {"manifest.json", "state.json", "best.json", "progress.json", "tokenizer.json", "metrics.jsonl", "card.md"}
+OWN_ENDINGS = {".safetensors", ".bin", ".gz"}
 
 
 def option(default: T, help: str, *, alias: str | None = None, **ends: float) -> T:
@@ -98,6 +102,8 @@ def hold(kind: Any, value: Any, held_to: Range, where: str) -> None:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
         hold(args[0], value, held_to, where)
+        if kind == OutFile:
+            check_output(value, where)
     elif origin in (types.UnionType, typing.Union):
         if value is not None:
             hold(next(a for a in args if a is not type(None)), value, held_to, where)
@@ -110,6 +116,14 @@ def hold(kind: Any, value: Any, held_to: Range, where: str) -> None:
         )
     elif kind in (int, float) and (problem := wrong(kind, value, held_to)):
         raise UserError(f"{where} {problem}")
+
+
+def check_output(path: Path, where: str) -> None:
+    """Refuse to write over a part of a run, of tokens, of a corpus or of a bundle, or where a folder is."""
+    if path.is_dir():
+        raise UserError(f"{where} takes a file, and {path} is a folder: give a file in it")
+    if path.exists() and (path.name in OWN or path.suffix in OWN_ENDINGS):
+        raise UserError(f"{where} would write over {path}, which is part of an artifact: give another file")
 
 
 def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:

@@ -27,7 +27,8 @@ from tsdfm.compass.task import make_negatives
 from tsdfm.errors import UserError
 from tsdfm.nn.velocity import Velocity, load_velocity, run_folder
 from tsdfm.settings import build, to_dict
-from tsdfm.store.files import write_json
+from tsdfm.store.files import write_json, write_text
+from tsdfm.store.hashes import check_inputs, remember
 from tsdfm.store.manifest import read_manifest
 from tsdfm.tokens.rows import TokenRows
 
@@ -43,6 +44,7 @@ def validate(settings: ValidateSettings, console: Console | None = None) -> dict
     trained = build(CompassSettings, read_manifest(checkpoint)["settings"])
     tokens, teacher = settings.tokens or trained.tokens, settings.teacher or trained.teacher
     proposer = (trained.ratio.proposer or teacher) if trained.objective == "ratio" else teacher
+    checked = check_inputs({"tokens": tokens}, run_folder(checkpoint))
     velocity = _velocity(teacher, compass)
     exam = exam_for(compass, trained, tokens, velocity, settings.seed)
     found = {
@@ -58,8 +60,9 @@ def validate(settings: ValidateSettings, console: Console | None = None) -> dict
         ),
     }
     folder = run_folder(checkpoint)
+    remember(folder, checked)
+    write_text(folder / "energy.svg", energy_figure(found))
     write_json(folder / VALIDATION, found)
-    (folder / "energy.svg").write_text(energy_figure(found), encoding="utf-8")
     show(found, console or terminal.console())
     return found
 

@@ -12,7 +12,6 @@ from tsdfm.engine.distributed import Processes
 from tsdfm.engine.loop import fit
 from tsdfm.engine.settings import LoopSettings, OptimSettings
 from tsdfm.engine.task import Record, Task
-from tsdfm.store.checkpoint import Store
 from tsdfm.tokens.loader import Loader, prefetch
 from tsdfm.tokens.rows import TokenRows
 
@@ -44,11 +43,13 @@ def train_rows(
     feeder: Feeder = prefetch,
 ) -> Path:
     """Train `task` on `rows` and return the run folder. `begin` sets the weights of step 0, in a new run only."""
-    if Store(settings.out).newest() is None:  # else `fit` resumes it or refuses: leave what is there as it is
+    loop = settings.loop
+
+    def begin_run() -> None:
         if begin is not None:
             begin()
         world.on_main(lambda: rows.tokenizer.save(settings.out / "tokenizer"))
-    loop = settings.loop
+
     loader = Loader(rows, loop.batch, loop.seed, world.rank, world.size)
     fit(
         task,
@@ -59,6 +60,7 @@ def train_rows(
         out=settings.out,
         record=record,
         resume=settings.resume,
+        begin=begin_run,
     )
     return settings.out
 

@@ -9,7 +9,7 @@ from typing import Literal
 from tsdfm.engine.settings import LoopSettings, OptimSettings
 from tsdfm.errors import UserError
 from tsdfm.nn.settings import NetSettings
-from tsdfm.settings import Settings, option, required
+from tsdfm.settings import OutFile, Settings, option, required
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +50,8 @@ class JudgeScoreSettings(Settings):
     )
     limit: int | None = option(None, "read at most this many texts of each file", low=1)
     tokenizer: Path | None = option(None, "run or tokens folder whose tokenizer counts the texts' own tokens")
-    out: Path | None = option(None, "write the table and every score to this JSON file")
-    cache: Path | None = option(None, "keep scores here to go on after an interruption (none: beside --out)")
+    out: OutFile | None = option(None, "write the table and every score to this JSON file")
+    cache: OutFile | None = option(None, "keep scores here to go on after an interruption (none: beside --out)")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     precision: Literal["auto", "bf16", "fp32"] = option("auto", "auto is bf16 on a GPU that has it, else fp32")
     batch: int | None = option(None, "texts at a time; none sizes it by memory", low=1)

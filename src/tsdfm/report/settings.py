@@ -10,7 +10,7 @@ from tsdfm.distil.settings import NavigateSettings, PolicyName
 from tsdfm.errors import UserError
 from tsdfm.ranges import SEED
 from tsdfm.samples.defaults import JUMP
-from tsdfm.settings import ModelPath, Name, Settings, option, required
+from tsdfm.settings import ModelPath, Name, OutFile, Settings, option, required
 
 if TYPE_CHECKING:
     from tsdfm.report.runs import TrainedRun
@@ -243,5 +243,7 @@ class PageSettings(Settings):
     """Write the report of a pipeline's folder as one HTML file, or as one page of Markdown."""
 
     folder: Path = required("pipeline folder: what `tsdfm pipeline --out` made")
-    markdown: Path | None = option(None, "write this Markdown file instead: settings, tables and where they come from")
+    markdown: OutFile | None = option(
+        None, "write this Markdown file instead: settings, tables and where they come from"
+    )
     open: bool = option(False, "open the page in the browser")

@@ -9,7 +9,7 @@ from typing import Literal
 from tsdfm.distil.settings import NavigateSettings, PolicyName
 from tsdfm.ranges import SEED
 from tsdfm.samples.defaults import JUMP
-from tsdfm.settings import ModelPath, Settings, option
+from tsdfm.settings import ModelPath, OutFile, Settings, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,10 +45,10 @@ class SampleSettings(Settings):
     quick: Literal["auto", "compile", "off"] = option(
         "auto", "on a GPU, record a pass and replay it: auto where it pays, compile it before (slow start), or off"
     )
-    out: Path | None = option(None, "also write the texts to this file, a JSON object a line")
+    out: OutFile | None = option(None, "also write the texts to this file, a JSON object a line")
     live: bool = option(False, "replay the texts appearing step by step in the terminal")
     stream: bool = option(False, "show every pass as it comes: in place on a terminal, else as JSON lines")
-    save_trajectory: Path | None = option(None, "write the trajectory, for the viewers, to this file")
+    save_trajectory: OutFile | None = option(None, "write the trajectory, for the viewers, to this file")
     navigate: NavigateSettings = option(NavigateSettings(), "navigation, for --guide")
 
     @property

@@ -34,6 +34,7 @@ FOLDER = "checkpoints"
 STATE = "state.json"
 BEST = "best.json"
 HIDDEN = ".tmp-"
+CHOICES = ("newest", "best")
 
 
 class Store:
@@ -123,6 +124,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 def find_checkpoint(path: str | Path, choose: str = "newest") -> Path:
     """The checkpoint folder that `path` means: itself, or the `newest` or `best` one of a run folder."""
     path = Path(path)
+    if choose not in CHOICES:
+        raise UserError(f"a run's checkpoint is the newest or the best, not {choose!r}")
     if (path / STATE).is_file():
         return path
     if not path.is_dir():

@@ -54,16 +54,21 @@ def read_json(path: str | Path) -> dict[str, Any]:
     return value
 
 
-def text_lines(path: Path) -> list[tuple[int, str]]:
-    """The lines of a UTF-8 file, or of stdin where the path is `-`, that are not blank, with their numbers from 1."""
+def read_text(path: Path) -> str:
+    """The text of a UTF-8 file, or of stdin where the path is `-`."""
     try:
-        text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+        return sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UserError(f"no file at {path}") from None
     except OSError as problem:
         raise UserError(f"cannot read {path} ({problem.strerror})") from None
     except UnicodeDecodeError:
         raise UserError(f"{path} is not UTF-8 text") from None
+
+
+def text_lines(path: Path) -> list[tuple[int, str]]:
+    """The lines of a UTF-8 file, or of stdin where the path is `-`, that are not blank, with their numbers from 1."""
+    text = read_text(path)
     lines = [(number, line.removesuffix("\r")) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not lines:
         raise UserError(f"{path} holds no text")

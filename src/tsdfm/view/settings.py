@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from tsdfm.errors import UserError
 from tsdfm.ranges import SEED
-from tsdfm.settings import ModelPath, Settings, option
+from tsdfm.settings import ModelPath, OutFile, Settings, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +23,8 @@ class ViewSettings(Settings):
     compass: ModelPath | None = option(
         None, "score every state by this compass, when models are sampled; a bundle has its own"
     )
-    out: Path | None = option(None, "write the page to this file; none is a file in the temporary folder")
-    image: Path | None = option(None, "write a still picture of the first text (SVG) to this file instead")
+    out: OutFile | None = option(None, "write the page to this file; none is a file in the temporary folder")
+    image: OutFile | None = option(None, "write a still picture of the first text (SVG) to this file instead")
     no_open: bool = option(False, "write the page and print its path, but open no browser")
     serve: int | None = option(
         None, "serve the page on 127.0.0.1 at this port (0 finds one) instead of opening it", low=0, high=65535
