@@ -20,7 +20,6 @@ ROOMS = (
     "kernels",  # Triton kernels and their references: no network, no flow
     "corpus",
     "tokens",
-    "verify",  # are artifacts still what they were?
     "flow",  # the mathematics, on kernels
     "engine",  # the training loop, fed with rows of tokens
     "nn",

@@ -263,8 +263,8 @@ VERBS = {
         json=True,
     ),
     "verify": Verb(
-        "tsdfm.verify:VerifySettings",
-        "tsdfm.verify:run",
+        "tsdfm.doctor.verify:VerifySettings",
+        "tsdfm.doctor.verify:run",
         "compare every file of runs, tokens, corpora and bundles with its hash",
         positional="paths",
         epilog="tsdfm verify runs/mine; tsdfm verify runs/mine/tokens tsdfm-small",
