@@ -16,6 +16,7 @@ ROOMS = (
     "ranges",  # what a number may be
     "settings",
     "charts",  # SVG, of plain numbers
+    "metrics",  # the mathematics of texts: intervals, entropies, perplexities, MAUVE
     "store",  # files, manifests, checkpoints, bundles
     "kernels",  # Triton kernels and their references: no network, no flow
     "corpus",

@@ -96,11 +96,19 @@ def _finished(settings: CorpusSettings, inputs: dict[str, Path]) -> bool:
 
 
 def _worlds(sources: tuple[SourceSettings, ...]) -> dict[str, str]:
-    """The fingerprints of the story worlds among the sources: a world may change with a new version."""
+    """The fingerprints of the worlds among the sources: one may change with a new version, or with its weights."""
+    from tsdfm.corpus.storyteller import WEIGHTS, folder_of
     from tsdfm.corpus.world import world_named
+    from tsdfm.store.files import file_sha256
 
-    names = {str(source.name) for source in sources if str(source.name).split(":")[0] == "world"}
-    return {name: world_named(name.partition(":")[2] or "full").fingerprint for name in sorted(names)}
+    found = {}
+    for source in sources:
+        kind, which = source.world() or ("", "")
+        if kind == "world":
+            found[str(source.name)] = world_named(which or "full").fingerprint
+        elif kind:
+            found[source.label] = file_sha256(folder_of(which) / WEIGHTS)
+    return dict(sorted(found.items()))
 
 
 def _same(found: dict[str, Any], settings: CorpusSettings) -> bool:

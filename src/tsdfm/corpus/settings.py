@@ -21,7 +21,7 @@ from tsdfm.errors import UserError
 from tsdfm.ranges import SEED
 from tsdfm.settings import Settings, option, required
 
-Kind = Literal["auto", "text", "jsonl", "parquet", "hub", "world"]
+Kind = Literal["auto", "text", "jsonl", "parquet", "hub", "world", "storyteller"]
 Cut = Literal["whole", "lines", "paragraphs", "wikitext"]
 
 
@@ -30,7 +30,7 @@ class SourceSettings(Settings):
     """One source of documents: a local file or folder (`path`), or something with a name (`name`)."""
 
     path: Path | None = option(None, "a file, or a folder that is searched for files")
-    name: str | None = option(None, "a hub dataset, fineweb-edu, wikitext-103, or the story world: world, world:small")
+    name: str | None = option(None, "a hub dataset, fineweb-edu, wikitext-103, world:small, storyteller:FOLDER")
     kind: Kind = option("auto", "what to read; auto goes by the name's ending")
     field: str = option("text", "field or column that holds the text; 'question+answer' joins two by a newline")
     cut: Cut = option("whole", "documents of a text file: the whole file, its lines, its paragraphs, WikiText articles")
@@ -38,8 +38,8 @@ class SourceSettings(Settings):
     drop: str | None = option(None, "leave out lines in which this regular expression is found, as in https?://")
     weight: float = option(1.0, "share of the characters this source gets in a mixture", above=0)
     repeat: int = option(1, "read the source this many times over", low=1)
-    limit: int | None = option(None, "stop after this many documents of the source (the world needs it)", low=1)
-    seed: int = option(0, "seed of the story world", **SEED)
+    limit: int | None = option(None, "stop after this many documents of the source (a world needs it)", low=1)
+    seed: int = option(0, "seed of the story world, or of the storyteller", **SEED)
     config: str | None = option(None, "configuration of a hub dataset")
     part: str = option("train", "split of a hub dataset to read")
 
@@ -55,7 +55,16 @@ class SourceSettings(Settings):
     @property
     def label(self) -> str:
         """A short name for counts and messages; holds no folder of the machine it was read on."""
-        return str(self.name) if self.path is None else self.path.resolve().name
+        if self.path is not None:
+            return self.path.resolve().name
+        kind = str(self.name).split(":")[0]
+        return kind if kind == "storyteller" else str(self.name)
+
+    def world(self) -> tuple[str, str] | None:
+        """The world whose stories are drawn, as its kind and which one it is; none where texts are read."""
+        named, _, which = str(self.name or "").partition(":")
+        kind = named if self.kind == "auto" else self.kind
+        return (kind, which) if kind in ("world", "storyteller") and self.path is None else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +73,9 @@ class CorpusSettings(Settings):
 
     out: Path = required("folder for the corpus")
     path: Path | None = option(None, "the one source, if a file or folder")
-    name: str | None = option(None, "the one source, if a hub dataset, fineweb-edu, wikitext-103, world or world:small")
+    name: str | None = option(
+        None, "the one source, if it has a name: a hub dataset, fineweb-edu, world:small, storyteller:FOLDER"
+    )
     field: str = option("text", "field of the one source that holds the text; 'question+answer' joins two")
     cut: Cut = option("whole", "documents of a text file: the whole file, its lines, its paragraphs, WikiText articles")
     tidy: bool = option(False, "plain line ends, quotes, dashes and dots; no blank lines, no runs of spaces")
@@ -80,7 +91,7 @@ class CorpusSettings(Settings):
         low=0,
         below=1,
     )
-    seed: int = option(0, "seed of the split, and of the story world if it is the one source", **SEED)
+    seed: int = option(0, "seed of the split, and of the world if it is the one source", **SEED)
 
     def all_sources(self) -> tuple[SourceSettings, ...]:
         """The sources of the recipe, or the one given by flags."""

@@ -75,23 +75,29 @@ def tidy(text: str) -> str:
 def _read_once(source: SourceSettings) -> Iterator[Document]:
     if source.path is not None:
         yield from _read_files(source, source.path)
-    elif source.kind == "world" or (source.kind == "auto" and str(source.name).split(":")[0] == "world"):
-        yield from _read_world(source)
+    elif (world := source.world()) is not None:
+        yield from _read_world(source, *world)
     elif source.kind in ("auto", "hub"):
         yield from read_hub(source)
     else:
         raise UserError(f"source {source.label!r} of kind {source.kind!r} needs a path, not a name")
 
 
-def _read_world(source: SourceSettings) -> Iterator[Document]:
-    """The story world; `world:small` names one of several."""
-    from tsdfm.corpus.world import stories, world_named
-
-    world = world_named(str(source.name).partition(":")[2] or "full")
+def _read_world(source: SourceSettings, kind: str, which: str) -> Iterator[Document]:
+    """Stories drawn from a world: `world:small` names one of several, `storyteller:FOLDER` a model's folder."""
     if source.limit is None:
-        raise UserError("the story world has no end: give limit, the number of stories")
-    for number, text in enumerate(stories(source.seed, source.limit, world=world)):
-        yield Document(text, f"world:{world.name}:{source.seed}:{number}")
+        raise UserError("a world has no end: give limit, the number of stories")
+    if kind == "world":
+        from tsdfm.corpus.world import stories, world_named
+
+        world = world_named(which or "full")
+        texts, name = stories(source.seed, source.limit, world=world), f"world:{world.name}"
+    else:
+        from tsdfm.corpus.storyteller import teller_from
+
+        texts, name = teller_from(which).stories(source.seed, source.limit), kind
+    for number, text in enumerate(texts):
+        yield Document(text, f"{name}:{source.seed}:{number}")
 
 
 def _read_files(source: SourceSettings, root: Path) -> Iterator[Document]:
@@ -114,7 +120,7 @@ def find_files(source: SourceSettings) -> list[Path]:
     root, kind = source.path, source.kind
     if root is None:
         return []
-    if kind in ("hub", "world"):
+    if kind in ("hub", "world", "storyteller"):
         raise UserError(f"a source of kind {kind!r} takes a name, not a path")
     if not root.exists():
         raise UserError(f"no file or folder at {root}")

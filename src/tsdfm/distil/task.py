@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from tsdfm.distil.chain import send
 from tsdfm.distil.parts import Parts, States
-from tsdfm.distil.settings import StudentSettings
+from tsdfm.distil.settings import DistilSettings
 from tsdfm.distil.stats import Stats, readable
 from tsdfm.engine.rows import held_out_parts
 from tsdfm.engine.task import Context
@@ -34,7 +34,7 @@ class StudentTask:
 
     def __init__(
         self,
-        settings: StudentSettings,
+        settings: DistilSettings,
         spec: VelocitySpec,
         valid: TokenRows | None,
         made_of: Parts,
@@ -58,15 +58,32 @@ class StudentTask:
     ) -> States:
         """Plan the steps of rows with running numbers `rows` (`numbers` on the host) and draw their states."""
         order = torch.argsort((~large).to(torch.int8), stable=True)
-        t, h = self.times.draw(large[order], RowNoise(self.seed, numbers[order], STEP_STREAM + stream), step)
+        numbers = numbers[order]
+        t, h = self.times.draw(large[order], RowNoise(self.seed, numbers, STEP_STREAM + stream), step)
+        many, anchor, length = int(large.sum()), self.spec.anchor, x_1.shape[1]
+        most = min(len(x_1), math.ceil(len(x_1) * self.times.share))
+        if self.spec.logits == "subs":
+            masked = self.masked(numbers, t, stream)
+            there, places = send([order, masked], x_1)
+            x_1, noise = x_1[there], RowNoise(self.seed, rows[there.to(rows.device)], stream, draws=1)
+            x_t = x_1.flatten().index_fill(0, places, self.spec.vocab).view_as(x_1)  # [MASK] has the id |V|
+            cut = int((masked < many * length).sum())
+            return States(x_1, x_t, t, h, many, most, noise, numbers, anchor, cut, (masked, places))
         there, when = send([order, t], x_1)
         x_1, rows = x_1[there], rows[there.to(rows.device)]
         noise = RowNoise(self.seed, rows, stream)
         x_0 = self.source.draw(x_1.shape, noise, x_1.device)
         x_t = interpolate(x_0, x_1, when, self.schedule, noise)
-        x_t[:, : self.spec.anchor] = x_1[:, : self.spec.anchor]
-        most = min(len(x_t), math.ceil(len(x_t) * self.times.share))
-        return States(x_1, x_t, t, h, int(large.sum()), most, noise)
+        x_t[:, :anchor] = x_1[:, :anchor]
+        return States(x_1, x_t, t, h, many, most, noise, numbers, anchor, many * (length - anchor))
+
+    def masked(self, numbers: Tensor, t: Tensor, stream: int) -> Tensor:
+        """The positions [N] among the B·L that are [MASK] at t [B]. Drawn on the host, where they have to be counted:
+        nobody waits for the device. The first draw of a row's noise is used, as `interpolate` would."""
+        noise = RowNoise(self.seed, numbers, stream)
+        arrived = noise.uniform((len(t), self.spec.length)) < self.schedule.kappa(t)[:, None]
+        arrived[:, : self.spec.anchor] = True
+        return (~arrived).flatten().nonzero()[:, 0]
 
     def loss(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Mapping[str, Tensor]]:
         teacher = self.teacher.at(step)
@@ -87,20 +104,20 @@ class StudentTask:
         """The large and the small steps' part of the mean loss over rows, in one forward of the student.
 
         `goal` is what the rows with a large step learn at their positions, with weights `each` [N] (none: all alike).
+        A position that is not learned counts as one whose loss is 0: the mean is over all free positions.
         """
-        rows, free = len(found.x_t), found.x_t.shape[1] - self.spec.anchor
-        x_1, x_t = (x[found.large :, self.spec.anchor :].flatten() for x in (found.x_1, found.x_t))
+        rows, free, cut = len(found.x_t), found.x_t.shape[1] - self.spec.anchor, found.cut
+        x_1, x_t = (found.learned(x)[cut:] for x in (found.x_1, found.x_t))
         small, weight = self.floor(found, x_1, x_t)
         even = torch.full((rows,), 1.0 / (rows * free), dtype=torch.float64)
         even[found.large :] *= weight
         even, t, h = send([even, found.t, found.h], x_1)
-        scale = even[:, None].expand(-1, free).flatten()
+        scale = found.learned(even[:, None].expand_as(found.x_t))
         if each is not None:
-            scale = torch.cat([scale[: found.large * free] * each, scale[found.large * free :]])
+            scale = torch.cat([scale[:cut] * each, scale[cut:]])
 
         def then(hidden: Tensor, head: nn.Linear) -> tuple[Tensor, Tensor]:
-            hidden = hidden[:, self.spec.anchor :].flatten(0, 1)
-            cut = found.large * free
+            hidden = found.learned(hidden)
             parts = ((goal, slice(0, cut)), (small, slice(cut, None)))
             kept = [
                 fused_loss(hidden[part], head, objective, scale[part]) if objective else hidden.sum() * 0.0
@@ -155,7 +172,7 @@ class StudentTask:
             flow = (self.schedule, self.source, self.settings.eval_times, noise)
             bound = self.bound.rows(as_model(model, spec), x_1, *flow, h=self.times.smallest, given=given).sum()
         if self.times.share > 0:
-            every = torch.ones(len(indices), dtype=torch.bool)
-            found = self.states(x_1, numbers.to(device), numbers, every, step, EVAL_STREAM)
-            kl, _ = self.losses(model, found, *self.rollout(self.teacher.at(step), found, step, stats))
+            every, last = torch.ones(len(indices), dtype=torch.bool), max(step - 1, 0)  # the step the student took last
+            found = self.states(x_1, numbers.to(device), numbers, every, last, EVAL_STREAM)
+            kl, _ = self.losses(model, found, *self.rollout(self.teacher.at(last), found, step, stats))
         return torch.stack([bound, kl.double() * len(indices)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,8 @@ class Learner:
         dropouts = (m for m in self.plain.modules() if isinstance(m, nn.modules.dropout._DropoutNd))
         self.random = any(m.p > 0 for m in dropouts)  # else nothing draws from torch's own generator
         if isinstance(task, Binds):
-            task.bind(Context(ema=self.average, world=world, graphs=self.pool))
+            further = partial(self._runner, recording=Replayed)
+            task.bind(Context(ema=self.average, world=world, graphs=self.pool, runner=further))
 
     def _runner(self, net: nn.Module, recording: type[Replayed | Trained] | None) -> nn.Module:
         """The network as it is called: compiled, and recorded (`engine.graphs`) where it has a head besides its body.

@@ -69,6 +69,8 @@ class Context:
     world: Processes
     graphs: GraphMemory | None = None
     """Where passes may be recorded (`engine.graphs`); None where they may not."""
+    runner: Callable[[nn.Module], nn.Module] = lambda net: net
+    """Another frozen network, whose weights are only ever changed in place, as it is best called: as the average is."""
 
 
 @runtime_checkable

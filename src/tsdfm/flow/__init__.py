@@ -4,17 +4,18 @@ schedule   κ(t)                          source   what x_0 is: random tokens or
 path       x_t between x_0 and x_1       noise    random numbers that belong to a row
 draw       tokens from logits            jump     one step from t to t + h
 solver     many steps, from 0 to 1       loss     cross-entropy, generalised KL
-elbo       a bound of −log p(text)
+elbo       a bound of −log p(text)      guidance classifier-free, by what is given
 """
 
 from tsdfm.flow.draw import draw, draw_other, shape_logits
 from tsdfm.flow.elbo import FLOW_BOUND, Bound, bits_per_character, elbo_rows
+from tsdfm.flow.guidance import ClassifierFree
 from tsdfm.flow.jump import JUMPS, CumulativeJump, EulerJump, Jump, LeaveJump, jump_from
 from tsdfm.flow.loss import cross_entropy, generalised_kl
 from tsdfm.flow.noise import Noise, RowNoise, row_times, uniform
 from tsdfm.flow.path import interpolate
 from tsdfm.flow.schedule import Cosine, Polynomial, Schedule, schedule_from
-from tsdfm.flow.solver import Limits, Model, Solution, Step, check_grid, grid, solve
+from tsdfm.flow.solver import Limits, Model, Solution, Step, check_grid, grid, mean_passes, reads_some, solve
 from tsdfm.flow.source import Mask, Source, Uniform, source_from
 from tsdfm.kernels.inverse import Other
 
@@ -22,6 +23,7 @@ __all__ = [
     "FLOW_BOUND",
     "JUMPS",
     "Bound",
+    "ClassifierFree",
     "Cosine",
     "CumulativeJump",
     "EulerJump",
@@ -49,6 +51,8 @@ __all__ = [
     "grid",
     "interpolate",
     "jump_from",
+    "mean_passes",
+    "reads_some",
     "row_times",
     "schedule_from",
     "shape_logits",

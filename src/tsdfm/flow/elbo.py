@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tsdfm.errors import UserError
-from tsdfm.flow.loss import LAST_TIME, bracket
+from tsdfm.flow.loss import LAST_TIME, bracket, cross_entropy
 from tsdfm.flow.noise import Noise, uniform
 from tsdfm.flow.path import interpolate
 from tsdfm.flow.schedule import Schedule
@@ -57,6 +57,46 @@ def elbo_rows(
         loss = torch.where(free, bracket(model(x_t, t.to(time_dtype), step), x_1, x_t, source), 0.0)
         total += loss.to(torch.float64).sum(-1) / free.sum(-1) / (1.0 - kappa_t)
     return total * (LAST_TIME / times)
+
+
+@torch.no_grad()
+def exact_rows(
+    model: Model,
+    x_1: Tensor,
+    schedule: Schedule,
+    source: Source,
+    times: int,
+    noise: Noise,
+    *,
+    h: float = 0.0,
+    given: Tensor | None = None,
+    time_dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """The bound of the mask source by exact numbers of masks, nats per token [B] in float64.
+
+        −log p(x_1) ≤ E[ n/k · Σ_{masked} −log p(x_1 | x_t) ],    k ~ U{1 … n},    k of the n free positions masked
+
+    It has the mean of `elbo_rows` with SUBS and a smaller variance: the number of masks is not left to chance. One k in
+    each of `times` equal strata. A model that is told the time is told the one at which k masks of n are expected.
+    """
+    if source.mask is None:
+        raise UserError("a bound by numbers of masks needs a model of the mask source")
+    if times < 1:
+        raise UserError(f"the ELBO needs at least one time per row, not {times}")
+    rows, total = x_1.shape[0], torch.zeros(x_1.shape[0], dtype=torch.float64, device=x_1.device)
+    step = torch.full((rows,), h, dtype=time_dtype, device=x_1.device)
+    free = torch.ones_like(x_1, dtype=torch.bool) if given is None else ~given.expand_as(x_1)
+    room = free.sum(-1)
+    for stratum in range(times):
+        share = (stratum + uniform(noise, (rows,), x_1.device)) / times
+        k = (1 + (share * room).to(torch.int64)).minimum(room)
+        rank = torch.where(free, uniform(noise, x_1.shape, x_1.device), 2.0).argsort(-1).argsort(-1)
+        masked = rank < k[:, None]
+        t = schedule.inverse(1.0 - k / room)
+        logits = model(torch.where(masked, source.mask, x_1), t.to(time_dtype), step)
+        loss = torch.where(masked, cross_entropy(logits, x_1, reduction="none"), 0.0)
+        total += loss.to(torch.float64).sum(-1) / k
+    return total / times
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,33 @@ class PositionJump(Protocol):
     def move(self, x_t: Tensor, logits: Tensor, t: Tensor, h: Tensor, u: Tensor) -> Tensor: ...
 
 
+@runtime_checkable
+class RowJump(Protocol):
+    """A jump that reads positions one by one and then decides row by row: one that writes the surest tokens first, say.
+
+    `needs` [B, L] are the positions whose logits it wants, by uniforms u [B, L, 2]. `read` gives a token and a score
+    [N] of each of N positions, from the logits [N, V] as they are drawn from and the model's `own`, before temperature
+    and top-p: how sure the model is does not depend on those. `settle` makes x_{t+h} [B, L] of all tokens and scores
+    [B, L]; what was not read has its own token and the score 0.
+    """
+
+    @property
+    def source(self) -> Source: ...
+
+    def needs(self, x_t: Tensor, t: Tensor, h: Tensor, u: Tensor) -> Tensor: ...
+
+    def read(self, logits: Tensor, own: Tensor, u: Tensor) -> tuple[Tensor, Tensor]: ...
+
+    def settle(self, x_t: Tensor, tokens: Tensor, scores: Tensor, t: Tensor, h: Tensor, u: Tensor) -> Tensor: ...
+
+
+@runtime_checkable
+class Stops(Protocol):
+    """A jump that may be finished before the last step: `done(x [B, L]) → [B]` says which rows are."""
+
+    def done(self, x: Tensor) -> Tensor: ...
+
+
 @dataclass(frozen=True)
 class LeaveJump:
     """A jump that leaves z with some chance, for a token drawn from p without z. A subclass gives `chance`, no more:

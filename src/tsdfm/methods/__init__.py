@@ -22,8 +22,8 @@ from tsdfm.settings import nearest
 
 if TYPE_CHECKING:
     from tsdfm.distil.parts import Floor, Rollout, Teacher, Times
-    from tsdfm.distil.task import StudentTask
     from tsdfm.engine.distributed import Processes
+    from tsdfm.engine.task import Task
     from tsdfm.flow import Bound, Jump
     from tsdfm.nn.velocity import VelocitySpec
     from tsdfm.teacher.task import TeacherTask, TextLoss
@@ -63,6 +63,8 @@ class Method:
     """The jump it writes by unless told otherwise."""
     many_step: ClassVar[bool] = True
     """Does it need many steps, as a teacher does? Tables then measure it at more of them."""
+    blind: ClassVar[str] = ""
+    """The method that it is without a compass, where a compass navigates its midpoints: its control in tables."""
 
     def train(self, settings: Any) -> Path:
         """Train a model by these settings and return its run folder."""
@@ -120,14 +122,66 @@ class TextMethod(Method):
         check(settings)
 
 
-class StudentMethod(Method):
-    """A method that distils a few-step model from one that is there: a subclass says what differs from FS-DFM.
+class DistilMethod(Method):
+    """A method that distils a few-step model from one that is there.
 
-    The four parts of a distillation are `distil.parts`; each has a method of its own here, to be replaced.
+    A subclass gives the four parts of `distil.parts`, or a `task` of its own.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("init_from",)
-    step_size, jump, many_step = True, "cumulative", False
+    many_step = False
+    keeps: ClassVar[tuple[str, ...]] = ()
+    """Which of `time`, `step_size`, `logits` and `jump` stay as they are in the model it starts from."""
+
+    def times(self, settings: Any) -> Times:
+        """Which rows take a large step, and its t and h."""
+        raise NotImplementedError
+
+    def teacher(self, settings: Any, spec: VelocitySpec, world: Processes) -> Teacher:
+        """Whose answers are learned."""
+        raise NotImplementedError
+
+    def rollout(self, settings: Any, spec: VelocitySpec, world: Processes) -> Rollout:
+        """The target of a large step."""
+        raise NotImplementedError
+
+    def floor(self, settings: Any, spec: VelocitySpec, world: Processes) -> Floor:
+        """What the smallest step learns: the data."""
+        from tsdfm.distil.floor import FromData
+
+        return FromData(spec.flow_schedule())
+
+    def task(self, settings: Any, spec: VelocitySpec, valid: TokenRows | None, world: Processes) -> Task:
+        """What the training loop is given."""
+        from tsdfm.distil.parts import Parts
+        from tsdfm.distil.task import StudentTask
+
+        parts = Parts(
+            times=self.times(settings),
+            teacher=self.teacher(settings, spec, world),
+            rollout=self.rollout(settings, spec, world),
+            floor=self.floor(settings, spec, world),
+        )
+        return StudentTask(settings, spec, valid, parts, self.bound())
+
+    def rounds(self, settings: Any) -> int:
+        """How many rounds of distillation a whole training is, where tables shall say so; 0 where they need not."""
+        return 0
+
+    def inputs(self, settings: Any) -> dict[str, Path]:
+        """The models its training reads besides the one it starts from."""
+        return {}
+
+    def train(self, settings: Any) -> Path:
+        from tsdfm.distil.run import train
+
+        return train(settings, self)
+
+
+class StudentMethod(DistilMethod):
+    """FS-DFM and what differs from it in a part or two: a student that is told h, and learns from its own average."""
+
+    step_size, jump = True, "cumulative"
 
     def times(self, settings: Any) -> Times:
         """Which rows take a large step, and its t and h: h = 2^0 … 2^−10."""
@@ -155,29 +209,10 @@ class StudentMethod(Method):
         teacher = frozen_teacher(settings, spec, world)
         return FromData(spec.flow_schedule()) if teacher is None else teacher
 
-    def task(self, settings: Any, spec: VelocitySpec, valid: TokenRows | None, world: Processes) -> StudentTask:
-        """What the training loop is given."""
-        from tsdfm.distil.parts import Parts
-        from tsdfm.distil.task import StudentTask
-
-        parts = Parts(
-            times=self.times(settings),
-            teacher=self.teacher(settings, spec, world),
-            rollout=self.rollout(settings, spec, world),
-            floor=self.floor(settings, spec, world),
-        )
-        return StudentTask(settings, spec, valid, parts, self.bound())
-
     def inputs(self, settings: Any) -> dict[str, Path]:
-        """The models its training reads besides the one it starts from."""
         from tsdfm.distil.floor import teacher_path
 
         return {"teacher": teacher_path(settings)} if settings.target == "teacher" else {}
-
-    def train(self, settings: Any) -> Path:
-        from tsdfm.distil.run import train
-
-        return train(settings, self)
 
     def check(self, settings: Any) -> None:
         self.times(settings)

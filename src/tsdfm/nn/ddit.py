@@ -19,14 +19,15 @@ class DDiT(nn.Module):
     The teacher sees (x_t, t). The student and its semi-teacher also see the step size h (`step_size=True`): both
     scalars are embedded, concatenated, passed through a linear layer and SiLU, and fused back to the condition width
     by each block and by the head. `tokens` counts the embedding rows: |V|, or |V| + 1 for the mask source. The head
-    always has |V| columns, so that `[MASK]` cannot be predicted at all.
+    always has |V| columns, so that `[MASK]` cannot be predicted at all. With `shift` the answer at position i is read
+    off the hidden state of i − 1, as in a model that predicts the next token; the first one's is its own.
 
     Example: `DDiT(NetSettings(preset="tiny").shape(), vocab=300, tokens=301)(x_t, t)` gives [B, L, 300].
     """
 
-    def __init__(self, shape: Shape, *, vocab: int, tokens: int, step_size: bool = False) -> None:
+    def __init__(self, shape: Shape, *, vocab: int, tokens: int, step_size: bool = False, shift: bool = False) -> None:
         super().__init__()
-        self.shape, self.vocab, self.step_size = shape, vocab, step_size
+        self.shape, self.vocab, self.step_size, self.shift = shape, vocab, step_size, shift
         self.embedding = nn.Embedding(tokens, shape.width)
         nn.init.normal_(self.embedding.weight, std=0.02)
         self.time = ScalarEmbedding(shape.cond)
@@ -68,7 +69,8 @@ class DDiT(nn.Module):
             else:
                 x = block(x, cond, cos, sin)
         shift, scale = self.adaln(self.fuser(cond)).chunk(2, dim=-1)
-        return modulate(self.norm(x), shift, scale)
+        out = modulate(self.norm(x), shift, scale)
+        return torch.cat([out[:, :1], out[:, :-1]], dim=1) if self.shift else out
 
     def condition(self, t: Tensor, h: Tensor | None) -> Tensor:
         """[B, C], or [B, 2C] with step-size conditioning."""

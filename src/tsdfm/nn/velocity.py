@@ -21,7 +21,7 @@ from tsdfm.flow.source import Source, source_from
 from tsdfm.kernels.head import quick_logits
 from tsdfm.nn.ddit import DDiT
 from tsdfm.nn.settings import Shape
-from tsdfm.settings import Settings, build, required, to_dict
+from tsdfm.settings import Settings, build, option, required, to_dict
 from tsdfm.store.bundle import find_weights
 
 
@@ -30,7 +30,9 @@ class VelocitySpec(Settings):
     """What a velocity network is, apart from its weights: its sizes, its flow, what it is told and what it answers.
 
     `time` and `step_size` say whether it sees t and h (a network that does not see t is told 0); `logits` is what its
-    answer means (`flow.logits`); `method` is how it was trained and `jump` how it writes unless told otherwise.
+    answer means (`flow.logits`), and with `shift` the one at i is read off the hidden state of i − 1; `method` is how
+    it was trained, in how many `rounds` of distillation where it has such, and `jump` how it writes unless told
+    otherwise.
     """
 
     shape: Shape
@@ -45,6 +47,8 @@ class VelocitySpec(Settings):
     logits: str = "plain"
     method: str = ""
     jump: str = ""
+    rounds: int = option(0, "rounds of distillation", low=0)
+    shift: bool = False
 
     def flow_source(self) -> Source:
         """The law of x_0."""
@@ -56,7 +60,8 @@ class VelocitySpec(Settings):
 
     def network(self) -> DDiT:
         """A fresh network of this kind."""
-        return DDiT(self.shape, vocab=self.vocab, tokens=self.flow_source().tokens, step_size=self.step_size)
+        tokens = self.flow_source().tokens
+        return DDiT(self.shape, vocab=self.vocab, tokens=tokens, step_size=self.step_size, shift=self.shift)
 
     def plain(self) -> dict[str, Any]:
         """For a manifest."""
@@ -65,15 +70,15 @@ class VelocitySpec(Settings):
     def identity(self) -> dict[str, Any]:
         """What a resumed run must share with its checkpoint: all that changes a number.
 
-        Recomputing activations does not, nor what the model is called. Fields that came later are left out at their
-        default, so that older checkpoints go on.
+        Recomputing activations does not, nor what the model is called, nor in how many rounds it will be trained.
+        Fields that came later are left out at their default, so that older checkpoints go on.
         """
         plain = replace(self, shape=replace(self.shape, checkpoint=False)).plain()
-        later = {"time": True, "logits": "plain"}
+        later = {"time": True, "logits": "plain", "shift": False}
         return {
             name: value
             for name, value in plain.items()
-            if name not in ("method", "jump") and (name not in later or value != later[name])
+            if name not in ("method", "jump", "rounds") and (name not in later or value != later[name])
         }
 
     def told(self, t: Tensor, h: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -89,8 +94,8 @@ class VelocitySpec(Settings):
         return self.jump or ("cumulative" if self.step_size else "euler")
 
     def match(self, other: VelocitySpec, what: str) -> None:
-        """Refuse another vocabulary, tokenizer, source or layout of rows than this network's."""
-        for name in ("vocab", "tokenizer", "source", "length", "anchor"):
+        """Refuse another vocabulary, tokenizer, source, layout of rows or place of the answers than this network's."""
+        for name in ("vocab", "tokenizer", "source", "length", "anchor", "shift"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
                 raise UserError(f"{what} has {name} {theirs}, this model has {mine}: they do not belong together")

@@ -59,7 +59,10 @@ class MeasureSettings(Settings):
 class ReportSettings(Settings):
     """Which runs a table is about, and how its texts are made and judged. What is none is as the runs were measured."""
 
-    runs: tuple[ModelPath, ...] = required("a pipeline's folder, run folders, or a shipped model's name")
+    runs: tuple[ModelPath, ...] = required("a pipeline's folder, run folders, or a shipped model's name; RUN@JUMP")
+    also: tuple[str, ...] = option(
+        (), "some of the runs once more by another jump, METHOD@JUMP; may be given many times"
+    )
     out: Path | None = option(None, "folder of the report; none is `report` beside the runs")
     tokens: Path | None = option(None, "the tokens folder, for held-out text; none finds it")
     samples: int | None = option(None, "texts for each figure; none is what the runs were measured with, or 64", low=1)
@@ -116,6 +119,25 @@ class FrontierSettings(ReportSettings):
         super().__post_init__()
         if not self.temperatures:
             raise UserError("a sweep needs at least one of temperatures")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeighboursSettings(ReportSettings):
+    """Methods beside each other at a few steps, as the paper's few-step table; RUN@JUMP is a run by another jump."""
+
+    steps: tuple[int, ...] = option(
+        (8, 16), "step counts; the figure and the reference curve are of the first", low=1, high=10**6
+    )
+    reference: str = option("", "the run, or the method as tables call it, of the reference curve; empty is the first")
+    temperatures: tuple[float, ...] = option(
+        (0.7, 0.8, 0.9, 1.0, 1.1, 1.2), "sampling temperatures of the curves", above=0
+    )
+    curves: bool = option(True, "sweep the temperature of every run, for the figure; off: of the reference alone")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.steps or not self.temperatures:
+            raise UserError("steps takes at least one step count, and temperatures at least one temperature")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,21 +243,6 @@ class MauveSettings(ReportSettings):
         super().__post_init__()
         if not self.steps:
             raise UserError("steps takes at least one step count")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClaimsSettings(ReportSettings):
-    """The paper's claims, each answered from what the other commands have written; nothing is sampled."""
-
-    student: str = option("ts-dfm", "the student in the paper's setting")
-    base: str = option("fs-dfm", "the blind student it is compared with")
-    control: str = option("control", "the blind student of equal training")
-    random: str = option("ts-random", "the student trained with a random pick")
-    from_teacher: str = option("ts-from-teacher", "the student that started from the teacher (DFM init)")
-    thresholds: tuple[Name, ...] = option(("ts-tau-0.02", "ts-tau-0.4"), "students with other τ than the student's")
-    student_steps: int = option(8, "steps of the student that is compared with its teacher", low=1, high=10**6)
-    teacher_steps: int = option(1024, "steps of that teacher", low=1, high=10**6)
-    accuracy: float = option(0.95, "what a compass should reach", low=0, high=1)
 
 
 @dataclass(frozen=True, kw_only=True)

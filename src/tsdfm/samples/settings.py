@@ -34,6 +34,9 @@ class SampleSettings(Settings):
     )
     top_p: float = option(1.0, "keep the most likely tokens up to this share of the probability", above=0, high=1)
     jump: str = option("auto", JUMP)
+    cfg: float = option(
+        0.0, "strength of classifier-free guidance by what is given, for mask models: 2 passes a step", low=0
+    )
     guide: PolicyName = option("blind", "navigate every step by a compass: sequence, token or sequence-to-token")
     compass: ModelPath | None = option(
         None, "a compass's run or bundle, for --guide (none: the shipped model's own) or a trajectory's energies"

@@ -56,12 +56,7 @@ class Loader:
 
     def indices(self, step: int) -> NDArray[np.int64]:
         """Which rows of the split those are."""
-        epochs, places = np.divmod(self.numbers(step), len(self.rows))
-        out = np.empty_like(places)
-        for epoch in np.unique(epochs):
-            here = epochs == epoch
-            out[here] = shuffled(places[here], len(self.rows), self.seed, int(epoch))
-        return out
+        return epoch_order(self.numbers(step), len(self.rows), self.seed)
 
     def at(self, step: int) -> Batch:
         """This process's part of the batch of `step`."""
@@ -71,6 +66,16 @@ class Loader:
     def epoch(self, step: int) -> float:
         """How many times the rows have been gone through before `step`."""
         return step * self.batch / len(self.rows)
+
+
+def epoch_order(numbers: NDArray[np.int64], count: int, seed: int) -> NDArray[np.int64]:
+    """Which of `count` rows the running numbers [n] are: every epoch has all of them, in an order of its own."""
+    epochs, places = np.divmod(numbers, count)
+    out = np.empty_like(places)
+    for epoch in np.unique(epochs):
+        here = epochs == epoch
+        out[here] = shuffled(places[here], count, seed, int(epoch))
+    return out
 
 
 def prefetch(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tsdfm.errors import UserError
-from tsdfm.report.metrics.intervals import Estimate, ends, resamples
+from tsdfm.metrics.intervals import Estimate, ends, resamples
 
 SCALE = 5.0
 POINTS = 1000

@@ -18,7 +18,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from tsdfm.report.metrics.intervals import Estimate, ends, mean_interval, resamples
+from tsdfm.metrics.intervals import Estimate, ends, mean_interval, resamples
 
 ROOM = 1 << 23  # counts alive at once: 64 MiB
 DRAWS = 200

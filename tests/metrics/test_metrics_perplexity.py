@@ -8,7 +8,7 @@ import pytest
 
 from tsdfm.errors import UserError
 from tsdfm.judges.base import Score
-from tsdfm.report.metrics.perplexity import judge_scores
+from tsdfm.metrics.perplexity import judge_scores
 from tsdfm.report.rows import plain
 
 SCORES = [

@@ -8,9 +8,9 @@ import math
 import pytest
 import torch
 
-from tsdfm.report.metrics import matched
-from tsdfm.report.metrics.matched import Curves, PooledEntropy, Sweep, compare, interval_of, mean_entropy
-from tsdfm.report.metrics.ngrams import NgramPool
+from tsdfm.metrics import matched
+from tsdfm.metrics.matched import Curves, PooledEntropy, Sweep, compare, interval_of, mean_entropy
+from tsdfm.metrics.ngrams import NgramPool
 
 E = math.e
 Points = list[tuple[float, float]]

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from tsdfm.errors import UserError
-from tsdfm.report.metrics.diversity import position_difference, self_bleu, token_accuracy, token_agreement
-from tsdfm.report.metrics.mauve import cluster_count, curve_area, kmeans, mauve, mauve_interval, principal
+from tsdfm.metrics.diversity import position_difference, self_bleu, token_accuracy, token_agreement
+from tsdfm.metrics.mauve import cluster_count, curve_area, kmeans, mauve, mauve_interval, principal
 
 
 def random_texts(seed: int, count: int, words: int) -> list[list[str]]:

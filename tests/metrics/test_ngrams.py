@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tsdfm.report.metrics.intervals import median_interval, resamples
-from tsdfm.report.metrics.ngrams import NgramPool, entropy_bits, grams, text_stats, weights_of
+from tsdfm.metrics.intervals import median_interval, resamples
+from tsdfm.metrics.ngrams import NgramPool, entropy_bits, grams, text_stats, weights_of
 
 
 def random_rows(seed: int, texts: int = 9) -> list[Tensor]:
@@ -73,7 +73,7 @@ def test_parts_of_the_draws_change_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     rows = random_rows(3)
     pool, weights = NgramPool(rows, 2), weights_of(resamples(len(rows), 0, 20))
     whole = pool.both(weights)
-    monkeypatch.setattr("tsdfm.report.metrics.ngrams.ROOM", 30)
+    monkeypatch.setattr("tsdfm.metrics.ngrams.ROOM", 30)
     for one, two in zip(whole, pool.both(weights), strict=True):
         torch.testing.assert_close(one, two)
 

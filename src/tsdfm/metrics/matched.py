@@ -21,8 +21,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from tsdfm.report.metrics.intervals import resamples
-from tsdfm.report.metrics.ngrams import NgramPool, weights_of
+from tsdfm.metrics.intervals import resamples
+from tsdfm.metrics.ngrams import NgramPool, weights_of
 
 Interval = tuple[float, float] | None
 

@@ -12,8 +12,8 @@ import torch
 
 from tsdfm.cli import main
 from tsdfm.errors import UserError
-from tsdfm.report.metrics.intervals import ends, mean_interval, median_interval, ratio_interval, resamples
-from tsdfm.report.metrics.ngrams import NgramPool, text_stats
+from tsdfm.metrics.intervals import ends, mean_interval, median_interval, ratio_interval, resamples
+from tsdfm.metrics.ngrams import NgramPool, text_stats
 from tsdfm.report.summary import with_interval
 
 

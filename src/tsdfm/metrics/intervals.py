@@ -1,4 +1,4 @@
-"""Bootstrap intervals of anything that is computed from a set of texts."""
+"""Intervals of anything that is computed from a set of texts: by bootstrap, and of a share by Wilson's score."""
 
 from __future__ import annotations
 
@@ -74,6 +74,16 @@ def median_interval(values: Sequence[float], seed: int = 0, draws: int = 1000) -
     sample = _some(values)
     drawn = _median(sample[resamples(len(sample), seed, draws)])
     return ends(drawn, float(_median(sample)), texts=len(sample))
+
+
+def wilson(right: int, asked: int, z: float = 1.959964) -> tuple[float, float]:
+    """The 95 % interval of a share (Wilson's score interval), sound also near 0 and 1."""
+    if not asked:
+        return 0.0, 1.0
+    p = right / asked
+    centre = (p + z * z / (2 * asked)) / (1 + z * z / asked)
+    half = z * math.sqrt(p * (1 - p) / asked + z * z / (4 * asked * asked)) / (1 + z * z / asked)
+    return max(0.0, min(p, centre - half)), min(1.0, max(p, centre + half))  # rounding must not exclude p itself
 
 
 def _median(values: Tensor) -> Tensor:

@@ -1,0 +1,285 @@
+"""The storyteller: a small language model of children's stories as a world whose law is known.
+
+    teller = storyteller_in("storyteller")          # a folder with storyteller.safetensors and tokenizer.bin
+    for text in teller.stories(seed=0, limit=100): ...
+
+It is a pre-norm decoder with RMSNorm, rotary positions in adjacent pairs, SwiGLU and a tied head, as llama2.c has it;
+its sizes stand in the file's metadata. A story is drawn token by token from p = softmax(logits / 0.9), from the start
+token 1 to the first token ≤ 2, which ends it. Draws that do not end within the model's positions are thrown away. So a
+story x_1 … x_n has the probability
+
+    P(x) = Π_i p(x_i | x_<i) · p(end | x) / Z,        p(end | x) = Σ_{e ≤ 2} p(e | x),
+
+where Z is the share of draws that end in time.
+
+Shapes: B rows, n tokens, D width, H heads, E = D/H head size, M positions.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from tsdfm.errors import UserError
+from tsdfm.settings import path_from
+from tsdfm.store.files import file_sha256
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+WEIGHTS, TOKENIZER = "storyteller.safetensors", "tokenizer.bin"
+SIZES = ("dim", "heads", "layers", "positions", "vocab")
+START, ENDS, FIRST_BYTE = 1, 3, 3  # ids 0, 1 and 2 end a story; the raw bytes follow them
+TEMPERATURE = 0.9
+WORD = re.compile(r" ?\S+|\s")
+BATCH = {"cuda": 4096, "cpu": 64}  # rows drawn side by side
+SHARE_THAT_ENDS = {"3048cf13b4548a1ed2ee9cba1d1d3cd1e094762cb4863e680a3c3846afc9d5bb": 0.8839}
+"""Z by the sha256 of the weights, from 320 000 draws; for other weights it is taken to be 1."""
+
+
+class Piece(NamedTuple):
+    """A token of a text, and how many characters begin in it."""
+
+    id: int
+    characters: int
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Pieces of text by id, with the score of merging two into it: the best goes first, the leftmost of equals."""
+
+    pieces: list[bytes]
+    scores: list[float]
+    words: dict[str, list[Piece]] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def ids(self) -> dict[bytes, int]:
+        """The id of a piece; a raw byte is only a fallback."""
+        raw = range(FIRST_BYTE, FIRST_BYTE + 256)
+        found = {self.pieces[i]: i for i in raw if i < len(self.pieces)}
+        for i, piece in enumerate(self.pieces):
+            if piece not in found or found[piece] in raw:
+                found[piece] = i
+        return found
+
+    def encode(self, text: str) -> list[Piece]:
+        """The tokens of a text, which is read as if a space stood before it."""
+        found = [piece for match in WORD.finditer(f" {text}") for piece in self._word(match.group())]
+        return [found[0]._replace(characters=found[0].characters - 1), *found[1:]] if found else []
+
+    def _word(self, word: str) -> list[Piece]:
+        if word not in self.words:
+            parts = [piece for character in word for piece in self._character(character)]
+            while (best := self._best(parts)) is not None:
+                at, joined = best
+                parts[at : at + 2] = [Piece(joined, parts[at].characters + parts[at + 1].characters)]
+            self.words[word] = parts
+        return self.words[word]
+
+    def _character(self, character: str) -> list[Piece]:
+        raw = character.encode()
+        if raw in self.ids:
+            return [Piece(self.ids[raw], 1)]
+        return [Piece(FIRST_BYTE + byte, int(first == 0)) for first, byte in enumerate(raw)]
+
+    def _best(self, parts: list[Piece]) -> tuple[int, int] | None:
+        """Where to merge, and into which id."""
+        pairs = ((at, self.pieces[parts[at].id] + self.pieces[parts[at + 1].id]) for at in range(len(parts) - 1))
+        known = [(self.scores[self.ids[pair]], -at, self.ids[pair]) for at, pair in pairs if pair in self.ids]
+        if not known:
+            return None
+        _, at, joined = max(known)
+        return -at, joined
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens, without the space before it."""
+        raw = range(FIRST_BYTE, FIRST_BYTE + 256)
+        pieces = (bytes([i - FIRST_BYTE]) if i in raw else self.pieces[i] for i in ids)
+        return b"".join(pieces).decode("utf8", "replace").removeprefix(" ")
+
+
+def read_vocabulary(path: Path) -> Vocabulary:
+    """A tokenizer.bin: the longest piece's length, then score, length and bytes of each piece."""
+    raw, at, pieces, scores = path.read_bytes(), 4, [], []
+    try:
+        while at < len(raw):
+            score, size = struct.unpack_from("<fi", raw, at)
+            if not 0 <= size <= len(raw) - at - 8:
+                raise struct.error("a piece is cut short")
+            pieces.append(raw[at + 8 : at + 8 + size])
+            scores.append(score)
+            at += 8 + size
+    except struct.error as problem:
+        raise UserError(f"{path} is no tokenizer of a storyteller ({problem}): fetch it again") from None
+    return Vocabulary(pieces, scores)
+
+
+@dataclass(frozen=True)
+class Storyteller:
+    """The model. `weights` are named as in the file, float32 on one device; `sha256` is the file's."""
+
+    weights: dict[str, Tensor] = field(repr=False)
+    sizes: dict[str, int]
+    vocabulary: Vocabulary = field(repr=False)
+    sha256: str
+
+    @property
+    def device(self) -> torch.device:
+        return self.weights["embedding"].device
+
+    @property
+    def positions(self) -> int:
+        return self.sizes["positions"]
+
+    @property
+    def share_that_ends(self) -> float:
+        """Z."""
+        return SHARE_THAT_ENDS.get(self.sha256, 1.0)
+
+    def hidden(self, tokens: Tensor, cache: tuple[Tensor, Tensor] | None = None, at: int = 0) -> Tensor:
+        """Final hidden states [B, n, D] of tokens [B, n] at positions `at` and on.
+
+        With a cache, keys and values [layers, B, H, M, E], tokens see what it holds before `at`.
+        """
+        import torch.nn.functional as F
+
+        w, (rows, n) = self.weights, tokens.shape
+        cos, sin = (turn[at : at + n] for turn in self._turns)
+        x = w["embedding"][tokens]
+        for i in range(self.sizes["layers"]):
+            h = _norm(x, w["attention_norm"][i])
+            q, k, v = (
+                (h @ w[name][i].T).view(rows, n, self.sizes["heads"], -1).transpose(1, 2) for name in ("wq", "wk", "wv")
+            )
+            q, k = _turn(q, cos, sin), _turn(k, cos, sin)
+            if cache is not None:
+                for held, new in zip(cache, (k, v), strict=True):
+                    held[i, :, :, at : at + n] = new
+                k, v = (held[i, :, :, : at + n] for held in cache)
+            seen = F.scaled_dot_product_attention(q, k, v, is_causal=n > 1)
+            x = x + seen.transpose(1, 2).reshape(rows, n, -1) @ w["wo"][i].T
+            h = _norm(x, w["ffn_norm"][i])
+            x = x + (F.silu(h @ w["w1"][i].T) * (h @ w["w3"][i].T)) @ w["w2"][i].T
+        return _norm(x, w["final_norm"])
+
+    @cached_property
+    def _turns(self) -> tuple[Tensor, Tensor]:
+        """cos and sin [M, E/2] of the rotary angles."""
+        import torch
+
+        size = self.sizes["dim"] // self.sizes["heads"]
+        rates = 1e4 ** (-torch.arange(0, size, 2, dtype=torch.float32) / size)
+        angle = torch.outer(torch.arange(self.positions, dtype=torch.float32), rates).to(self.device)
+        return angle.cos(), angle.sin()
+
+    def logits(self, tokens: Tensor, cache: tuple[Tensor, Tensor] | None = None, at: int = 0) -> Tensor:
+        """Logits [B, n, V] of the law a story is drawn from: already divided by 0.9, and all ends are the token 1."""
+        import torch
+
+        logits = self.hidden(tokens, cache, at) @ self.weights["embedding"].T / TEMPERATURE
+        end = logits[..., :ENDS].logsumexp(-1, keepdim=True)
+        none = torch.full_like(end, -torch.inf)
+        return torch.cat([none, end, none, logits[..., ENDS:]], -1)
+
+    def stories(self, seed: int, limit: int, *, batch: int | None = None) -> Iterator[str]:
+        """`limit` stories. What draw number i gives depends on the seed and on i alone, up to rounding."""
+        size, first, made = batch or BATCH.get(self.device.type, BATCH["cpu"]), 0, 0
+        while made < limit:
+            for row in self.draws(seed, range(first, first + size)):
+                if row[-1] == START and made < limit:
+                    made += 1
+                    yield self.vocabulary.decode(row[:-1])
+            first += size
+
+    def draws(self, seed: int, numbers: range) -> list[list[int]]:
+        """The tokens of some draws, each up to its end; those that do not end in time have none."""
+        import torch
+
+        u = np.stack([np.random.Generator(np.random.Philox(key=[seed, i])).random(self.positions) for i in numbers])
+        uniforms, rows, heads = torch.from_numpy(u).to(self.device), len(numbers), self.sizes["heads"]
+        shape = (self.sizes["layers"], rows, heads, self.positions, self.sizes["dim"] // heads)
+        cache = (torch.zeros(shape, device=self.device), torch.zeros(shape, device=self.device))
+        tokens = torch.full((rows, 1), START, device=self.device)
+        with torch.no_grad():
+            for at in range(self.positions):
+                law = self.logits(tokens[:, -1:], cache, at)[:, 0].double().softmax(-1).cumsum(-1)
+                drawn = torch.searchsorted(law, uniforms[:, at, None] * law[:, -1:], right=True)
+                tokens = torch.cat([tokens, drawn.clamp(max=law.shape[1] - 1)], 1)
+                if at % 16 == 15 and bool((tokens[:, 1:] == START).any(1).all()):
+                    break
+        found = tokens[:, 1:].tolist()
+        return [row[: row.index(START) + 1] if START in row else row for row in found]
+
+
+def _norm(x: Tensor, gain: Tensor) -> Tensor:
+    """RMSNorm: x / √(mean x² + ε) · gain."""
+    import torch
+
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * gain
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [B, H, n, E] with the pairs (0, 1), (2, 3), … turned by their angles [n, E/2]."""
+    import torch
+
+    a, b = x[..., 0::2], x[..., 1::2]
+    return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
+
+
+def folder_of(which: str) -> Path:
+    """The folder that `storyteller:FOLDER` names, with both files in it."""
+    if not which:
+        raise UserError("a storyteller is named with its folder: storyteller:FOLDER")
+    folder = path_from(which, "a storyteller")
+    for file in (WEIGHTS, TOKENIZER):
+        if not (folder / file).is_file():
+            raise UserError(f"{folder} holds no storyteller: {file} is missing")
+    return folder
+
+
+def teller_from(which: str) -> Storyteller:
+    """The storyteller of a folder, on a GPU where there is one: drawing is far quicker there."""
+    import torch
+
+    return storyteller_in(folder_of(which), "cuda" if torch.cuda.is_available() else "cpu")
+
+
+def storyteller_in(folder: str | Path, device: str | torch.device = "cpu") -> Storyteller:
+    """The storyteller whose weights and tokenizer lie in a folder."""
+    import torch
+    from safetensors import SafetensorError, safe_open
+
+    path = folder_of(str(folder)) / WEIGHTS
+    try:
+        with safe_open(path, "pt") as file:
+            sizes = {name: int(value) for name, value in (file.metadata() or {}).items()}
+            weights = {name: file.get_tensor(name).to(device, torch.float32) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, ValueError) as problem:
+        raise UserError(f"{path} cannot be read ({problem}): fetch it again") from None
+    vocabulary = read_vocabulary(path.with_name(TOKENIZER))
+    _check(sizes, weights, len(vocabulary.pieces), path)
+    return Storyteller(weights, sizes, vocabulary, file_sha256(path))
+
+
+def _check(sizes: dict[str, int], weights: dict[str, Tensor], pieces: int, path: Path) -> None:
+    """Refuse a file whose sizes, tensors and vocabulary are not one model's."""
+    missing = [name for name in (*SIZES, "hidden") if name not in sizes]
+    if missing:
+        raise UserError(f"{path} is no storyteller: its metadata lacks {', '.join(missing)}")
+    d, f, n, v = sizes["dim"], sizes["hidden"], sizes["layers"], sizes["vocab"]
+    square, up = (n, d, d), (n, f, d)
+    shapes = {"embedding": (v, d), "final_norm": (d,), "attention_norm": (n, d), "ffn_norm": (n, d)}
+    shapes |= {"wq": square, "wk": square, "wv": square, "wo": square, "w1": up, "w3": up, "w2": (n, d, f)}
+    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    wrong = sorted(name for name in {*shapes, *found} if shapes.get(name) != found.get(name))
+    if wrong or d % (2 * sizes["heads"]) or pieces != v:
+        what = f"{wrong[0]} has the shape {found.get(wrong[0])}" if wrong else f"the tokenizer has {pieces} pieces"
+        raise UserError(f"{path} does not fit its metadata: {what}")
