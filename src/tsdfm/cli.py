@@ -24,6 +24,7 @@ from tsdfm import terminal
 from tsdfm.errors import UserError
 from tsdfm.report.commands import TABLES
 from tsdfm.settings import add_flags, build, flag_values, merge, nearest, switches
+from tsdfm.store.files import read_any_json
 
 JSON = "--json"
 
@@ -264,7 +265,7 @@ def plain(value: Any) -> Any:
     """What a verb returned, for JSON: a file's content, or a record's plain values; null for what is no number."""
     if isinstance(value, Path):
         known = value.suffix == ".json" and value.is_file()
-        return plain(json.loads(value.read_text(encoding="utf-8"))) if known else {"path": str(value)}
+        return plain(read_any_json(value)) if known else {"path": str(value)}
     if hasattr(value, "plain"):
         return plain(value.plain())
     if isinstance(value, Mapping):

@@ -98,7 +98,7 @@ def range_of(cls: Any, name: str) -> Range:
 
 
 def hold(kind: Any, value: Any, held_to: Range, where: str) -> None:
-    """Refuse a number, or a list of them, outside its range, and a word that is none of a `Literal`'s."""
+    """Refuse a number, or a list of them, outside its range, a word that is none of a `Literal`'s, and wrong types."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
         hold(args[0], value, held_to, where)
@@ -116,6 +116,8 @@ def hold(kind: Any, value: Any, held_to: Range, where: str) -> None:
         )
     elif kind in (int, float) and (problem := wrong(kind, value, held_to)):
         raise UserError(f"{where} {problem}")
+    elif kind in (str, bool) and not isinstance(value, kind):
+        raise UserError(f"{where} takes {'text' if kind is str else 'true or false'}, not {shown(value)}")
 
 
 def check_output(path: Path, where: str) -> None:

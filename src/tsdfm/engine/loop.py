@@ -36,6 +36,7 @@ from tsdfm.settings import defaults, flat, nearest, to_dict
 from tsdfm.store.checkpoint import Store, read_state
 from tsdfm.store.files import read_json, write_json
 from tsdfm.store.hashes import check_inputs, remember
+from tsdfm.store.kinds import RunState
 from tsdfm.store.lock import Lock, held
 from tsdfm.store.manifest import NAME as MANIFEST
 from tsdfm.store.manifest import make_manifest, read_manifest
@@ -190,7 +191,7 @@ class TrainingRun:
             raise UserError(f"loop.best: no metric of the evaluation is called {best!r}{nearest(best, values)}")
 
     def _check(self, checkpoint: Path) -> dict[str, Any]:
-        state = read_state(checkpoint)
+        state = read_state(checkpoint, RunState)
         done, asked, planned = state["step"], self.loop.steps, planned_steps(checkpoint)
         if done > asked or (done == asked and planned not in (None, asked)):
             of = f" of {planned}" if planned else ""

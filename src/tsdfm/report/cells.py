@@ -26,6 +26,7 @@ from tsdfm.metrics.diversity import token_accuracy
 from tsdfm.report.rows import REAL, Plain
 from tsdfm.samples.given import Given
 from tsdfm.store.files import read_json, write_json
+from tsdfm.store.schema import Wrong, check
 from tsdfm.tokens.tokenizer import Tokenizer
 
 FORMAT = 1
@@ -162,9 +163,13 @@ def load_cell(path: Path) -> Cell:
     """A cell from its file, or one clear line."""
     plain = read_json(path)
     try:
-        if plain.pop("format") != FORMAT:
-            raise ValueError("another format")
-        tokens = [[int(word) for word in row.split()] for row in plain.pop("tokens")]
-        return Cell(**plain, tokens=tokens)
-    except (KeyError, TypeError, ValueError, AttributeError) as problem:
-        raise UserError(f"{path} is damaged ({problem!r}): remove it, and it is made again") from None
+        if plain.pop("format", None) != FORMAT:
+            raise Wrong("it has another format")
+        check(list[str], plain.get("tokens"), "tokens")
+        plain["tokens"] = [[int(word) for word in row.split()] for row in plain["tokens"]]
+        check(Cell, plain)
+        if any(len(row) != plain["length"] for row in plain["tokens"]):
+            raise Wrong(f"a row has not the {plain['length']} tokens of the others")
+        return Cell(**{f.name: plain[f.name] for f in fields(Cell) if f.name in plain})
+    except ValueError as problem:
+        raise UserError(f"{path} is damaged ({problem}): remove it, and it is made again") from None

@@ -10,10 +10,11 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tsdfm.errors import UserError
 
+T = TypeVar("T")
 FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -41,17 +42,54 @@ def write_text(path: str | Path, text: str, *, errors: str = "replace") -> Path:
     return path
 
 
-def read_json(path: str | Path) -> dict[str, Any]:
-    """A JSON object from a file this library wrote, or one clear line."""
+MEND = "make it again, or restore it from a copy"
+DEEPEST = 100  # lists and tables in each other: what goes through them one inside the other must not fail
+
+
+def read_json(path: str | Path, mend: str = MEND) -> dict[str, Any]:
+    """A JSON object from a file this library wrote, or one clear line; `mend` says what to do where it is damaged."""
+    value = read_any_json(path, mend)
+    if not isinstance(value, dict):
+        raise UserError(f"{path} is damaged (not a JSON object): {mend}")
+    return value
+
+
+def read_any_json(path: str | Path, mend: str = MEND) -> Any:
+    """The same for JSON of any kind."""
     try:
-        value = json.loads(Path(path).read_text(encoding="utf-8"))
+        return parse_json(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"no file at {path}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as problem:
-        raise UserError(f"{path} is damaged ({problem}): make it again, or restore it from a copy") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{path} is damaged (not a JSON object): make it again, or restore it from a copy")
-    return value
+    except OSError as problem:
+        raise UserError(f"cannot read {path} ({problem.strerror})") from None
+    except ValueError as problem:
+        raise UserError(f"{path} is damaged ({problem}): {mend}") from None
+
+
+def parse_json(text: str) -> Any:
+    """The value of JSON; a ValueError of a few words for all that is none, or could be used for nothing."""
+    try:
+        return no_deeper(json.loads(text)) if text.count("[") + text.count("{") > DEEPEST else json.loads(text)
+    except RecursionError:
+        raise ValueError(TOO_DEEP) from None
+    except json.JSONDecodeError:
+        raise
+    except ValueError:  # of Python's, for whole numbers of thousands of digits
+        raise ValueError("a number in it has thousands of digits") from None
+
+
+TOO_DEEP = f"lists and tables lie in each other more than {DEEPEST} deep"
+
+
+def no_deeper(value: T) -> T:
+    """`value`, if it is nested no deeper than can be gone through."""
+    level: list[Any] = [value]
+    for _ in range(DEEPEST):
+        inside = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [item for items in inside for item in items if isinstance(item, (dict, list))]
+        if not level:
+            return value
+    raise ValueError(TOO_DEEP)
 
 
 def read_text(path: Path) -> str:
@@ -63,14 +101,17 @@ def read_text(path: Path) -> str:
     except OSError as problem:
         raise UserError(f"cannot read {path} ({problem.strerror})") from None
     except UnicodeDecodeError:
-        raise UserError(f"{path} is not UTF-8 text") from None
+        raise UserError(f"{path} is not UTF-8 text: {MEND}") from None
 
 
-def text_lines(path: Path) -> list[tuple[int, str]]:
-    """The lines of a UTF-8 file, or of stdin where the path is `-`, that are not blank, with their numbers from 1."""
+def text_lines(path: Path, *, empty: bool = False) -> list[tuple[int, str]]:
+    """The lines of a UTF-8 file, or of stdin where the path is `-`, that are not blank, with their numbers from 1.
+
+    There must be some, unless it may be `empty`.
+    """
     text = read_text(path)
     lines = [(number, line.removesuffix("\r")) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    if not lines:
+    if not lines and not empty:
         raise UserError(f"{path} holds no text")
     return lines
 

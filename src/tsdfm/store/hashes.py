@@ -8,18 +8,21 @@ Weights are not looked at by `check_inputs`: whoever loads them compares their h
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tsdfm.errors import UserError
-from tsdfm.store.files import file_sha256, read_json, write_json
+from tsdfm.store.files import MEND, file_sha256, read_json, write_json
 from tsdfm.store.manifest import NAME as MANIFEST
 from tsdfm.store.manifest import read_manifest
 
 MEMORY = ".checked.json"
 """In a stage's folder: of each input, by the hash of its manifest, the files whose hashes were right, as they were."""
-MEND = "make it again, or restore it from a copy"
+
+
+SPLITS = ("train", "valid")
 
 
 class Known(NamedTuple):
@@ -32,12 +35,13 @@ class Known(NamedTuple):
 def listed(folder: Path) -> dict[str, Known]:
     """The files of a corpus or of tokens whose hashes its manifest has, by name; of other artifacts none."""
     manifest = read_manifest(folder)
-    stage, splits = manifest.get("stage"), manifest.get("splits", {})
+    stage, splits = manifest["stage"], [manifest["splits"][name] for name in SPLITS] if "splits" in manifest else []
     if stage == "corpus":
-        return {f"{split}.jsonl.gz": Known(about["sha256"], about.get("bytes")) for split, about in splits.items()}
+        files = zip(SPLITS, splits, strict=True)
+        return {f"{split}.jsonl.gz": Known(about["sha256"], about.get("bytes")) for split, about in files}
     if stage == "tokens":
-        width = manifest["length"] * int(str(manifest["dtype"]).removeprefix("uint")) // 8
-        shards = [shard for about in splits.values() for shard in about["shards"]]
+        width = manifest["length"] * int(manifest["dtype"].removeprefix("uint")) // 8
+        shards = [shard for about in splits for shard in about["shards"]]
         return {shard["file"]: Known(shard["sha256"], shard["rows"] * width) for shard in shards}
     return {}
 
@@ -64,7 +68,9 @@ def check_inputs(inputs: Mapping[str, Path], out: Path) -> dict[str, Any]:
     `remember`; and again of a file that was written to since.
     """
     memory = out / MEMORY
-    before: dict[str, Any] = read_json(memory) if memory.is_file() else {}
+    before: dict[str, Any] = {}
+    with contextlib.suppress(UserError):  # a damaged memory, or none
+        before = read_json(memory)
     after: dict[str, Any] = {}
     for path in inputs.values():
         if not (path / MANIFEST).is_file() or not (files := listed(path)):
