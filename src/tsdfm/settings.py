@@ -22,6 +22,7 @@ import contextlib
 import dataclasses
 import difflib
 import functools
+import re
 import tomllib
 import types
 import typing
@@ -124,6 +125,9 @@ def check_output(path: Path, where: str) -> None:
     """Refuse to write over a part of a run, of tokens, of a corpus or of a bundle, or where a folder is."""
     if path.is_dir():
         raise UserError(f"{where} takes a file, and {path} is a folder: give a file in it")
+    above = next(place for place in path.absolute().parents if place.exists())
+    if not above.is_dir():
+        raise UserError(f"{where} cannot be {path}: {above} is no folder; choose another")
     if path.exists() and (path.name in OWN or path.suffix in OWN_ENDINGS):
         raise UserError(f"{where} would write over {path}, which is part of an artifact: give another file")
 
@@ -211,7 +215,10 @@ def path_from(text: str | Path, where: str) -> Path:
     So nobody who reads or resolves a setting later has to reckon with it.
     """
     try:
+        str(text).encode()
         path = Path(text).expanduser()
+    except UnicodeEncodeError:
+        raise UserError(f"{where} cannot be {str(text)!r} (its bytes are no UTF-8 text): rename it") from None
     except RuntimeError:
         raise UserError(
             f"{where}: there is no home folder {Path(text).parts[0]}; give the whole path of a file of that name"
@@ -344,16 +351,49 @@ def flag_values(found: Mapping[str, Any], cls: type) -> dict[str, Any]:
     return out
 
 
+DEEPEST = 100  # lists and tables in each other: what goes through them one inside the other must not fail
+TOO_DEEP = f"lists and tables lie in each other more than {DEEPEST} deep"
+
+
+def no_deeper(value: T) -> T:
+    """`value`, if it is nested no deeper than can be gone through."""
+    level: list[Any] = [value]
+    for _ in range(DEEPEST):
+        inside = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [item for items in inside for item in items if isinstance(item, (dict, list))]
+        if not level:
+            return value
+    raise ValueError(TOO_DEEP)
+
+
 def load_toml(path: Path) -> dict[str, Any]:
     """A TOML file as plain values, or one clear line."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"no recipe at {path}") from None
     except OSError as problem:
         raise UserError(f"cannot read the recipe {path} ({problem.strerror})") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+    except ValueError as problem:
         raise UserError(f"{path} is not valid TOML: {problem}") from None
+
+
+LONG_NAME = re.compile(r"""(?<!["'\w-])(?:["'\w-]++\s*+\.\s*+){101}""")
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The values of TOML; a ValueError of a few words for all that is none, or could be used for nothing."""
+    if LONG_NAME.search(text):  # the parser would take minutes
+        raise ValueError(TOO_DEEP)
+    try:
+        value = tomllib.loads(text)
+    except RecursionError:
+        raise ValueError(TOO_DEEP) from None
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError:  # of Python's, for whole numbers of thousands of digits
+        raise ValueError("a number in it has thousands of digits") from None
+    return no_deeper(value)
 
 
 def _groups(cls: type, prefix: str = "", title: str = "") -> Iterator[tuple[str, list[tuple[str, Any, Any, str]]]]:

@@ -14,7 +14,19 @@ from chaos_run import Case
 WRONG: tuple[Any, ...] = (None, "x", -7, [], {}, 10**30, 1.5, True, [[["x"]]], {"x": [3]}, "\x1b[2J", 1e308)
 STEP = "checkpoints/step-00000002"
 TRAIN = ("--resume", "--loop.steps", "3", "--loop.batch", "4", "--loop.device", "cpu", "--optim.warmup", "1")
-TEACH = ("teacher", "--tokens", "tokens", "--net.width", "16", "--net.depth", "1", "--net.heads", "2", "--eval-rows", "2")
+TEACH = (
+    "teacher",
+    "--tokens",
+    "tokens",
+    "--net.width",
+    "16",
+    "--net.depth",
+    "1",
+    "--net.heads",
+    "2",
+    "--eval-rows",
+    "2",
+)
 SAMPLE = ("--n", "1", "--steps", "1", "--device", "cpu")
 READERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "corpus/manifest.json": (
@@ -39,7 +51,19 @@ READERS: dict[str, tuple[tuple[str, ...], ...]] = {
         (*TEACH, "--out", "teacher-uniform", "--eval-times", "1", *TRAIN),
     ),
     f"compass-uniform/{STEP}/manifest.json": (
-        ("compass", "validate", "compass-uniform", "--rows", "2", "--times", "2", "--pairs", "2", "--candidate-rows", "1"),
+        (
+            "compass",
+            "validate",
+            "compass-uniform",
+            "--rows",
+            "2",
+            "--times",
+            "2",
+            "--pairs",
+            "2",
+            "--candidate-rows",
+            "1",
+        ),
     ),
     "compass-uniform/checkpoints/best.json": (
         ("sample", "teacher-uniform", *SAMPLE, "--guide", "sequence", "--compass", "compass-uniform"),
@@ -62,16 +86,18 @@ READERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "report/cells/teacher-uniform-2.json": (
         ("report", "main", ".", "--steps", "2", "--teacher-steps", "2", "--samples", "2", "--device", "cpu"),
     ),
-    "tokens/.checked.json": (("tokens", "--corpus", "corpus", "--out", "tokens", "--tokenizer", "byte", "--length", "24"),),
+    "tokens/.checked.json": (
+        ("tokens", "--corpus", "corpus", "--out", "tokens", "--tokenizer", "byte", "--length", "24"),
+    ),
     "teacher-uniform/.checked.json": ((*TEACH, "--out", "teacher-uniform", "--eval-times", "1", *TRAIN),),
 }
 """The commands that read each kind of file. A name of a cell is cut before its hash."""
 
 
 def whole(home: Path, name: str) -> Path:
-    """The file of that name; a cell's is found by its beginning."""
+    """The file of that name, which may not be there; a cell's is found by its beginning."""
     path = home / name
-    return path if path.exists() else next(path.parent.glob(f"{path.stem}*{path.suffix}"))
+    return path if path.exists() else next(path.parent.glob(f"{path.stem}*{path.suffix}"), path)
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -130,6 +156,8 @@ def writer(name: str, data: bytes) -> Callable[[Path], object]:
 
 def cases(world: Path) -> Iterator[Case]:
     for name, readers in READERS.items():
+        if not whole(world, name).exists():
+            continue
         text = whole(world, name).read_text(encoding="utf-8")
         found = [*((how, data.encode()) for how, data in mutants(text, name.endswith("jsonl")))]
         for (how, data), words in zip(found, itertools.cycle(readers), strict=False):

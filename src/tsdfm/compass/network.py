@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from tsdfm.errors import UserError
 from tsdfm.flow.schedule import Schedule, schedule_from
 from tsdfm.flow.source import Source, source_from
-from tsdfm.nn.layers import Block, Norm, Rotary, at_places, places_of
+from tsdfm.nn.layers import Block, Norm, Rotary, at_places, check_size, places_of
 from tsdfm.nn.settings import Shape
 from tsdfm.nn.velocity import Velocity, VelocitySpec
 from tsdfm.settings import Settings, required, to_dict
@@ -103,6 +103,7 @@ class CompassSpec(Settings):
 
     def network(self) -> EnergyNet:
         """A fresh network of this kind."""
+        check_size(self.shape, self.vocab)
         return EnergyNet(self.shape, tokens=self.flow_source().tokens)
 
     def plain(self) -> dict[str, Any]:

@@ -83,7 +83,7 @@ class DistilSettings(Settings):
     dropout: float | None = option(None, "dropout while training; none is what init_from has", low=0, below=1)
     checkpoint: bool = option(False, "recompute activations in the backward pass: less memory, a third more time")
     eval_rows: int = option(256, "held-out rows of an evaluation", low=1)
-    eval_times: int = option(8, "times at which each held-out row is looked at for the bound", low=1)
+    eval_times: int = option(8, "times at which each held-out row is looked at for the bound", low=1, high=2**16)
     resume: bool = option(False, "go on from the newest checkpoint in --out")
     allow_changed: bool = option(False, "resume although tokens or a model that the training reads have changed")
     loop: LoopSettings = option(LoopSettings(), "the training loop")

@@ -12,6 +12,7 @@ from tsdfm.engine.distributed import Processes
 from tsdfm.engine.loop import fit
 from tsdfm.engine.settings import LoopSettings, OptimSettings
 from tsdfm.engine.task import Record, Task
+from tsdfm.machine import check_memory
 from tsdfm.tokens.loader import Loader, prefetch
 from tsdfm.tokens.rows import TokenRows
 
@@ -44,6 +45,11 @@ def train_rows(
 ) -> Path:
     """Train `task` on `rows` and return the run folder. `begin` sets the weights of step 0, in a new run only."""
     loop = settings.loop
+    share = loop.batch // world.size
+    needed, told = 16 * share * rows.length, f"a batch of {share:,} rows of {rows.length:,} tokens"
+    if world.device.type == "cpu":  # where all logits of a forward are made at once
+        needed += 8 * min(loop.micro or share, share) * rows.length * rows.vocab_size
+    check_memory(needed, told, "lower loop.batch, or set loop.micro")
 
     def begin_run() -> None:
         if begin is not None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tsdfm.errors import UserError
-from tsdfm.nn.layers import Norm, Rotary, rotate
+from tsdfm.nn.layers import Norm, Rotary, check_size, rotate
 from tsdfm.nn.settings import Shape
 from tsdfm.settings import Settings, required, to_dict
 
@@ -157,6 +157,7 @@ class CausalSpec(Settings):
 
     def network(self) -> CausalNet:
         """A fresh network of this kind."""
+        check_size(self.shape, self.vocab)
         return CausalNet(self.shape, vocab=self.vocab, tied=self.tied)
 
     def plain(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tsdfm.errors import UserError
+from tsdfm.machine import check_memory
 from tsdfm.settings import Settings, nearest, option, required
 
 PRESETS = {"tiny": 128, "small": 384, "170m": 768, "1b3": 2048}
@@ -65,3 +66,13 @@ class Shape(Settings):
     dropout: float = required("dropout while training", low=0, below=1)
     checkpoint: bool = required("are activations recomputed?")
     positions: int = option(0, "places that have a learned embedding", low=0, high=2**20)
+
+    def weights(self, vocab: int) -> int:
+        """About how many weights a network of this shape has: those of its matrices, from tokens to logits."""
+        block = 4 * self.width**2 + 2 * self.width * self.hidden + 6 * self.width * self.cond
+        return self.depth * block + (2 * vocab + self.positions) * self.width
+
+    def check(self, vocab: int) -> None:
+        """Refuse a network whose weights alone, of 4 bytes, would not fit into memory."""
+        count = self.weights(vocab)
+        check_memory(4 * count, f"a network of {count:,} weights", "lower net.width or net.depth")

@@ -20,6 +20,7 @@ from tsdfm.flow.schedule import Schedule, schedule_from
 from tsdfm.flow.source import Source, source_from
 from tsdfm.kernels.head import quick_logits
 from tsdfm.nn.ddit import DDiT
+from tsdfm.nn.layers import check_size
 from tsdfm.nn.settings import Shape
 from tsdfm.settings import Settings, build, option, required, to_dict
 from tsdfm.store.bundle import find_weights
@@ -60,6 +61,7 @@ class VelocitySpec(Settings):
 
     def network(self) -> DDiT:
         """A fresh network of this kind."""
+        check_size(self.shape, self.vocab)
         tokens = self.flow_source().tokens
         return DDiT(self.shape, vocab=self.vocab, tokens=tokens, step_size=self.step_size, shift=self.shift)
 

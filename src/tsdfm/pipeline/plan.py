@@ -15,6 +15,7 @@ from tsdfm.corpus.world import world_named
 from tsdfm.errors import UserError
 from tsdfm.judges.settings import JudgeTrainSettings
 from tsdfm.recipes import Entry, Recipe, known
+from tsdfm.recipes.recipe import table
 from tsdfm.recipes.trainers import kind, settings_known, trainer
 from tsdfm.settings import Name, Settings, build, option, path_from, path_settings
 from tsdfm.tokens.settings import TokensSettings
@@ -248,6 +249,6 @@ def with_report(plan: Plan, recipe: Recipe) -> Plan:
             continue  # one that is used from elsewhere, and was not examined there
         module, _, function = TABLES[name].run.partition(":")
         run = getattr(import_module(f"tsdfm.report.{module}"), function)
-        given = {"runs": [plan.out, *(path for path in models if path.parent != plan.out)], **sections.get(name, {})}
+        given = {"runs": [plan.out, *(path for path in models if path.parent != plan.out)], **table(sections, name)}
         tables.append(Table(name, run, build(get_type_hints(run)["settings"], given, f"report.{name}")))
     return replace(plan, tables=tuple(tables), report=report)

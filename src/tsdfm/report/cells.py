@@ -151,7 +151,10 @@ class Cells:
         name = "-".join([*words, hashlib.sha256(text.encode()).hexdigest()[:16]])
         path = self.folder / f"{''.join(c if c.isalnum() or c in '-._' else '_' for c in name)}.json"
         if path.is_file():
-            return load_cell(path)
+            found = load_cell(path)
+            if json.dumps(found.key, sort_keys=True, ensure_ascii=False) != text:
+                raise UserError(f"{path} is damaged (it is of other texts): remove it, and it is made again")
+            return found
         made = make()
         plain = {f.name: getattr(made, f.name) for f in fields(made)}
         # a row of tokens is one string, which keeps the file readable and small

@@ -34,6 +34,7 @@ from tsdfm.nn.velocity import Velocity, load_velocity, run_folder
 from tsdfm.samples.given import Asked, Given, read_asked, several
 from tsdfm.samples.guide import Guide
 from tsdfm.samples.lengths import TIMES, likeliest
+from tsdfm.samples.limits import check_amount
 from tsdfm.samples.quick import Quick, by_logits, fitting, free_bytes, row_bytes
 from tsdfm.samples.trajectory import Recorder, Row, Trajectory, even, pieces_of
 from tsdfm.store.bundle import find_member
@@ -139,6 +140,7 @@ class TextModel:
         guide: Guide | None = None,
         compass: Energy | None = None,
         bias: Tensor | None = None,
+        long: bool = False,
         cfg: float = 0.0,
     ) -> Samples:
         """Write `n` texts in `steps` network passes each (or along the grid `times`).
@@ -157,10 +159,12 @@ class TextModel:
         guide's; the scoring that takes is counted neither in `nfe` nor in `compass_calls`. `bias` [V] is added to the
         logits of every position, before temperature and top-p. `cfg` is the strength of classifier-free guidance by
         what is given, for models of the mask source: two passes a step (`flow.guidance`). `on_pass` is told the texts
-        after every pass, `on_batch` how many texts of how many are finished.
+        after every pass, `on_batch` how many texts of how many are finished. What would take more than a day is refused
+        unless it is `long`.
         """
         if n < 1:
             raise UserError(f"the number of samples must be at least 1, not {n}")
+        check_amount(self.velocity.spec, self.velocity.device.type, n, steps, states=trajectory, long=long)
         points = grid(steps) if times is None else check_grid(times)
         if prefix is not None and prompts is not None:
             raise UserError("prompts is another word for prefix: give one of the two")

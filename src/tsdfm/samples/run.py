@@ -97,6 +97,7 @@ def generate(
             jump=manner.jump,
             cfg=settings.cfg,
             batch=settings.batch,
+            long=settings.long,
             trajectory=settings.watched,
             on_batch=lambda done, of: bar.update(job, completed=done, total=of),
             on_pass=on_pass,

@@ -44,6 +44,7 @@ class SampleSettings(Settings):
     weights: Literal["ema", "model"] = option("ema", "averaged or plain weights")
     checkpoint: Literal["newest", "best"] = option("newest", "which checkpoint of a run")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
+    long: bool = option(False, "write even what would take more than a day")
     batch: int | None = option(None, "texts at a time; none sizes it by memory", low=1)
     quick: Literal["auto", "compile", "off"] = option(
         "auto", "on a GPU, record a pass and replay it: auto where it pays, compile it before (slow start), or off"

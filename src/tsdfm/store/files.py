@@ -10,11 +10,11 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from tsdfm.errors import UserError
+from tsdfm.settings import DEEPEST, TOO_DEEP, no_deeper
 
-T = TypeVar("T")
 FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -43,7 +43,6 @@ def write_text(path: str | Path, text: str, *, errors: str = "replace") -> Path:
 
 
 MEND = "make it again, or restore it from a copy"
-DEEPEST = 100  # lists and tables in each other: what goes through them one inside the other must not fail
 
 
 def read_json(path: str | Path, mend: str = MEND) -> dict[str, Any]:
@@ -69,33 +68,20 @@ def read_any_json(path: str | Path, mend: str = MEND) -> Any:
 def parse_json(text: str) -> Any:
     """The value of JSON; a ValueError of a few words for all that is none, or could be used for nothing."""
     try:
-        return no_deeper(json.loads(text)) if text.count("[") + text.count("{") > DEEPEST else json.loads(text)
+        value = json.loads(text)
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
     except json.JSONDecodeError:
         raise
     except ValueError:  # of Python's, for whole numbers of thousands of digits
         raise ValueError("a number in it has thousands of digits") from None
-
-
-TOO_DEEP = f"lists and tables lie in each other more than {DEEPEST} deep"
-
-
-def no_deeper(value: T) -> T:
-    """`value`, if it is nested no deeper than can be gone through."""
-    level: list[Any] = [value]
-    for _ in range(DEEPEST):
-        inside = (each.values() if isinstance(each, dict) else each for each in level)
-        level = [item for items in inside for item in items if isinstance(item, (dict, list))]
-        if not level:
-            return value
-    raise ValueError(TOO_DEEP)
+    return no_deeper(value) if text.count("[") + text.count("{") > DEEPEST else value
 
 
 def read_text(path: Path) -> str:
     """The text of a UTF-8 file, or of stdin where the path is `-`."""
     try:
-        return sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+        return (sys.stdin.read() if sys.stdin else "") if str(path) == "-" else path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UserError(f"no file at {path}") from None
     except OSError as problem:

@@ -11,6 +11,7 @@ level.
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -101,7 +102,7 @@ def input_sha256(path: Path) -> str:
         raise UserError(f"no file or folder at {path}")
     whole = hashlib.sha256()
     for file in sorted(p for p in path.rglob("*") if p.is_file()):
-        whole.update(f"{file.relative_to(path).as_posix()}\0{file_sha256(file)}\n".encode())
+        whole.update(os.fsencode(file.relative_to(path).as_posix()) + f"\0{file_sha256(file)}\n".encode())
     return whole.hexdigest()
 
 

@@ -76,7 +76,7 @@ class TokenRows:
             raise IndexError(f"row {index} of {self.rows}")
         shard = int(np.searchsorted(self._starts, index, side="right")) - 1
         row: NDArray[Any] = self._shards[shard][index - int(self._starts[shard])]
-        return row
+        return self._known(row)
 
     def take(self, indices: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[Any]:
         """Rows `indices` as one array [n, L], in the order of the indices."""
@@ -88,12 +88,16 @@ class TokenRows:
         for shard in np.unique(shard_of):
             here = shard_of == shard
             out[here] = self._shards[shard][wanted[here] - self._starts[shard]]
-        if out.size and int(out.max()) >= self.vocab_size:
+        return self._known(out)
+
+    def _known(self, tokens: NDArray[Any]) -> NDArray[Any]:
+        """Rows, if all their tokens are of the vocabulary: what would be made of others is anybody's guess."""
+        if tokens.size and int(tokens.max()) >= self.vocab_size:
             raise UserError(
-                f"the {self.split} rows of {self.folder} hold token {int(out.max())}, of {self.vocab_size} different "
-                "ones: make the tokens again, or restore them from a copy"
+                f"the {self.split} rows of {self.folder} hold token {int(tokens.max())}, and there are "
+                f"{self.vocab_size}: {MEND}"
             )
-        return out
+        return tokens
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:

@@ -27,6 +27,7 @@ from tsdfm.corpus.progress import TextProgress
 from tsdfm.corpus.split import SPLITS
 from tsdfm.corpus.store import count_documents, read_split
 from tsdfm.errors import UserError
+from tsdfm.machine import check_memory
 from tsdfm.settings import to_dict
 from tsdfm.store.files import disk, file_sha256, read_json, sync_folder, write_json
 from tsdfm.store.hashes import MEMORY, Known, check_inputs, check_sizes, listed, remember, wrong_size
@@ -66,6 +67,7 @@ def _make(settings: TokensSettings, key: str) -> None:
             _clear(settings.out, progress)
         raise
     dtype = np.dtype("<u2") if tokenizer.vocab_size < 2**16 else np.dtype("<u4")
+    _check_room(settings, dtype)
     _check_shards(settings.out, progress, settings.length * dtype.itemsize)
     for split in SPLITS:
         _pack(settings, split, tokenizer, dtype, progress)
@@ -73,6 +75,13 @@ def _make(settings: TokensSettings, key: str) -> None:
         _clear(settings.out, progress)
         raise UserError(_why_empty(settings, progress["train"]))
     _finish(settings, key, tokenizer, dtype, progress)
+
+
+def _check_room(settings: TokensSettings, dtype: np.dtype[Any]) -> None:
+    """Refuse shards larger than memory: one is held at a time, or all text where it is less."""
+    text = sum(about["characters"] + about["documents"] for about in read_manifest(settings.corpus)["splits"].values())
+    held = min(settings.shard_rows * settings.length, 4 * text)
+    check_memory(2 * held * dtype.itemsize, f"a shard of {settings.shard_rows:,} rows", "lower shard_rows or length")
 
 
 def _check_shards(out: Path, progress: dict[str, Any], row_bytes: int) -> None:
