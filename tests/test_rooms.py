@@ -11,8 +11,11 @@ import tsdfm
 HOME = Path(tsdfm.__file__).parent
 ROOMS = (
     "errors",
+    "start",  # what lies around a command
     "lazy",  # names that are loaded when they are asked for
     "terminal",  # how much a command says
+    "ranges",  # what a number may be
+    "machine",  # what memory there is
     "settings",
     "charts",  # SVG, of plain numbers
     "metrics",  # the mathematics of texts: intervals, entropies, perplexities, MAUVE

@@ -6,34 +6,51 @@ import argparse
 import json
 import math
 import sys
-from dataclasses import dataclass
+import typing
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tsdfm.corpus.settings import CorpusSettings
+from tsdfm.cli import VERBS, load
+from tsdfm.compass.network import CompassSpec
+from tsdfm.corpus.settings import CorpusSettings, SourceSettings
+from tsdfm.engine.settings import LoopSettings
 from tsdfm.errors import UserError
 from tsdfm.judges import judge_from
+from tsdfm.judges.settings import JudgeLoop, JudgeOptim, JudgeScoreSettings
+from tsdfm.methods import method, names
 from tsdfm.methods.dfm import DFMSettings
+from tsdfm.nn.causal import CausalSpec
+from tsdfm.nn.velocity import VelocitySpec
+from tsdfm.pipeline.plan import ReportSettings as PlanReport
 from tsdfm.recipes.recipe import find
+from tsdfm.report.settings import MeasureSettings, PageSettings
+from tsdfm.samples.defaults import SampleDefaults
+from tsdfm.samples.settings import SampleSettings
 from tsdfm.settings import (
     Name,
+    Settings,
     add_flags,
     build,
     convert,
     flag_values,
     flat,
+    hints_of,
     load_toml,
     merge,
     nearest,
     option,
+    range_of,
     required,
     to_dict,
 )
 from tsdfm.tokens.settings import TokensSettings
+from tsdfm.view.settings import ViewSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +58,7 @@ class Inner:
     size: int = option(3, "how large")
     rate: float = option(0.5, "how fast")
     deep: bool = option(False, "whether deep")
+    share: float = option(0.5, "how much", low=0, high=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +79,7 @@ class Outer:
     methods: tuple[Name, ...] = option(("a-1", "b.2"), "which methods")
     texts: tuple[str, ...] = option((), "any texts")
     maybe: tuple[int, ...] | None = option(None, "perhaps a list")
+    parts: tuple[float, ...] = option((), "shares", above=0, below=1)
     items: tuple[Item, ...] = option((), "several")
     inner: Inner = option(Inner(), "the inner part")
     other: Inner = option(Inner(size=9), "another")
@@ -82,7 +101,7 @@ def test_defaults_and_required() -> None:
         ({"nam": "x"}, "unknown setting 'nam'; did you mean 'name'?"),
         ({"inner": {"raet": 1}}, "unknown setting 'raet' in [inner]; did you mean 'rate'?"),
         ({"items": [{"label": "a", "wieght": 1}]}, "unknown setting 'wieght' in [items]; did you mean 'weight'?"),
-        ({"inner": {"zzz": 1}}, "unknown setting 'zzz' in [inner]; known: size, rate, deep"),
+        ({"inner": {"zzz": 1}}, "unknown setting 'zzz' in [inner]; known: size, rate, deep, share"),
         ({"inner": 3}, "inner takes a table of settings, not 3"),
         ({"kind": "sof"}, "kind takes one of soft, hard, not 'sof'; did you mean 'soft'?"),
         ({"kind": None}, "kind takes one of soft, hard"),
@@ -103,6 +122,14 @@ def test_defaults_and_required() -> None:
         ({"inner": {"size": None}}, "inner.size takes a whole number"),
         ({"inner": {"rate": "fast"}}, "inner.rate takes a number, not 'fast'"),
         ({"inner": {"rate": 10**400}}, "inner.rate takes a number"),
+        ({"inner": {"rate": "nan"}}, "inner.rate must be a finite number, not nan"),
+        ({"inner": {"rate": math.inf}}, "inner.rate must be a finite number, not inf"),
+        ({"inner": {"size": 2**63}}, "inner.size must be a number of 64 bits"),
+        ({"inner": {"size": "9" * 5000}}, "inner.size takes a whole number, not '999"),
+        ({"inner": {"size": 16**5000}}, "inner.size must be a number of 64 bits, not a very large int"),
+        ({"inner": {"share": 1.5}}, "inner.share must be from 0 to 1, not 1.5"),
+        ({"inner": {"share": math.nan}}, "inner.share must be from 0 to 1, not nan"),
+        ({"parts": [0.5, -1]}, "parts must be above 0 and below 1, not -1"),
         ({"inner": {"deep": "maybe"}}, "inner.deep takes true or false, not 'maybe'"),
         ({"inner": {"deep": 1}}, "inner.deep takes true or false, not 1"),
     ],
@@ -181,7 +208,9 @@ def test_a_path_that_cannot_be_is_refused(text: str, said: str, tmp_path: Path) 
         judge_from(text)
 
 
-inner = st.builds(Inner, size=st.integers(-(2**63), 2**63), rate=st.floats(allow_nan=False), deep=st.booleans())
+whole = st.integers(-(2**63) + 1, 2**63 - 1)
+finite = st.floats(allow_nan=False, allow_infinity=False)
+inner = st.builds(Inner, size=whole, rate=finite, deep=st.booleans())
 words = st.text(max_size=8).filter(lambda text: text.lower() != "none")
 paths = st.text("abcde/._-", min_size=1, max_size=8).map(Path)
 outer = st.builds(
@@ -189,14 +218,14 @@ outer = st.builds(
     out=paths,
     name=words,
     kind=st.sampled_from(["soft", "hard"]),
-    limit=st.none() | st.integers(0, 2**64),
+    limit=st.none() | whole,
     home=st.none() | paths,
-    times=st.lists(st.floats(allow_nan=False), max_size=4).map(tuple),
+    times=st.lists(finite, max_size=4).map(tuple),
     kinds=st.lists(st.sampled_from(["soft", "hard"]), max_size=3).map(tuple),
     methods=st.lists(st.text("abc-.12", min_size=1), max_size=3).map(tuple),
     texts=st.lists(st.text(max_size=8), max_size=3).map(tuple),
-    maybe=st.none() | st.lists(st.integers(), max_size=3).map(tuple),
-    items=st.lists(st.builds(Item, label=words, weight=st.floats(allow_nan=False)), max_size=3).map(tuple),
+    maybe=st.none() | st.lists(whole, max_size=3).map(tuple),
+    items=st.lists(st.builds(Item, label=words, weight=finite), max_size=3).map(tuple),
     inner=inner,
     other=inner,
 )
@@ -317,6 +346,7 @@ def test_help_shows_defaults() -> None:
         "--methods NAME,… which methods (default a-1,b.2)",
         "--texts TEXT any texts (default empty)",
         "--inner.deep [true|false] whether deep (default false)",
+        "--inner.share X how much; from 0 to 1 (default 0.5)",
         "other: another",
     ):
         assert part in text
@@ -339,6 +369,58 @@ def test_underscores_become_dashes() -> None:
 def test_the_real_settings_come_back_from_their_manifest(cls: type, given: dict[str, Any]) -> None:
     made = build(cls, given)
     assert build(cls, json.loads(json.dumps(to_dict(made)))) == made
+
+
+def settings_classes() -> list[type]:
+    """Every settings class: of each command, of each method, and those inside them."""
+    found = [load(verb.settings) for verb in VERBS.values() if verb.settings] + [method(n).settings for n in names()]
+    found += [VelocitySpec, CompassSpec, CausalSpec, SampleDefaults, PlanReport, SourceSettings, MeasureSettings]
+    for cls in found:
+        for kind in hints_of(cls).values():
+            inside = [kind, *typing.get_args(kind)]
+            found += [each for each in inside if is_dataclass(each) and each not in found]
+    return list(dict.fromkeys(found))
+
+
+@pytest.mark.parametrize("cls", settings_classes(), ids=lambda cls: cls.__name__)
+def test_every_number_has_a_range(cls: type) -> None:
+    """Give an option that is a number its ends: low, high, above or below; a seed `**SEED`."""
+    assert issubclass(cls, Settings), "a settings class derives from `tsdfm.settings.Settings`"
+    for name, kind in hints_of(cls).items():
+        if {int, float} & {kind, *typing.get_args(kind)}:
+            assert range_of(cls, name).bounded, f"{cls.__name__}.{name} says no range"
+
+
+def test_ranges_hold_in_python_too_and_are_kept_by_classes_below() -> None:
+    for wrong in ({"steps": 0}, {"steps": "8"}, {"batch": 2.5}, {"precision": "fp8"}, {"micro": 0}, {"seed": 2**63}):
+        for cls in (LoopSettings, JudgeLoop):
+            with pytest.raises(UserError, match=next(iter(wrong))):
+                cls(**wrong)
+    with pytest.raises(UserError, match="ema must be at least 0 and below 1, not 1"):
+        JudgeOptim(ema=1)  # which has another default, and says nothing of the range
+    with pytest.raises(UserError, match="lr must be a finite number"):
+        JudgeOptim(lr=math.inf)
+    assert LoopSettings(steps=np.int64(3)).steps == 3
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "model.safetensors", "train-00000.bin", "train.jsonl.gz", "card.md"])
+def test_no_command_writes_over_a_part_of_an_artifact(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    assert build(SampleSettings, {"out": path}).out == path  # it is not there yet
+    path.write_text("x")
+    for cls, setting in (
+        *((SampleSettings, "out"), (SampleSettings, "save_trajectory"), (ViewSettings, "out")),
+        *((ViewSettings, "image"), (JudgeScoreSettings, "out"), (JudgeScoreSettings, "cache")),
+        (PageSettings, "markdown"),
+    ):
+        needed = {"judge": "x", "texts": ["y"]} if cls is JudgeScoreSettings else {}
+        needed |= {"folder": "x"} if cls is PageSettings else {}
+        with pytest.raises(UserError, match=f"{setting} would write over .*part of an artifact"):
+            build(cls, {**needed, setting: str(path)})
+        with pytest.raises(UserError, match="is a folder"):
+            build(cls, {**needed, setting: str(tmp_path)})
+    assert build(SampleSettings, {"out": tmp_path / "texts.jsonl"}).out is not None
+    assert path.read_text() == "x"
 
 
 def test_settings_are_frozen() -> None:

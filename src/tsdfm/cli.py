@@ -20,10 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tsdfm import terminal
+from tsdfm import start, terminal
 from tsdfm.errors import UserError
 from tsdfm.report.commands import TABLES
 from tsdfm.settings import add_flags, build, flag_values, merge, nearest, switches
+from tsdfm.store.files import read_any_json
 
 JSON = "--json"
 
@@ -177,6 +178,14 @@ VERBS = {
         positional="models",
         epilog="tsdfm serve; tsdfm serve runs/mine/ts-dfm runs/mine/teacher --port 8000",
     ),
+    "verify": Verb(
+        "tsdfm.doctor.verify:VerifySettings",
+        "tsdfm.doctor.verify:run",
+        "compare every file of runs, tokens, corpora and bundles with its hash",
+        positional="paths",
+        epilog="tsdfm verify runs/mine; tsdfm verify runs/mine/tokens tsdfm-small",
+        json=True,
+    ),
     "doctor": Verb(
         "tsdfm.doctor.settings:DoctorSettings",
         "tsdfm.doctor.run:run",
@@ -196,24 +205,49 @@ VERBS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; a user's error ends in one line and exit code 2."""
+    """Run one command. A mistake ends in one line and exit code 2, whatever else escapes in one line and code 1."""
     words = list(sys.argv[1:] if argv is None else argv)
     share_cores()
-    try:
-        with terminal.one_command():
-            return _main(words)
-    except UserError as problem:
-        if os.environ.get("RANK", "0") == "0":  # under torchrun, the first process speaks for all
-            print(f"tsdfm: {problem}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        if argv is None:  # this process ends now, whatever is pressed besides
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-        print("tsdfm: interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # the reader of our output has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    with start.streams():
+        try:
+            with terminal.one_command():
+                code = _main(words)
+            start.flush()
+            return code
+        except UserError as problem:
+            return refused(str(problem))
+        except KeyboardInterrupt:
+            return interrupted(argv is None)
+        except SystemExit as end:
+            if isinstance(end.__context__, BrokenPipeError):  # of the tables' library
+                return 0
+            raise
+        except Exception as problem:
+            start.settle()
+            if isinstance(problem, BrokenPipeError):  # the reader of our output has gone
+                return 0
+            if start.interrupted(problem):
+                return interrupted(argv is None)
+            if known := start.in_words(problem):
+                return refused(known)
+            print(f"tsdfm: {terminal.visible(start.saved(problem, words))}", file=sys.stderr)
+            return 1
+
+
+def interrupted(alone: bool) -> int:
+    """By Ctrl-C. A process of its own ends now, whatever is pressed besides."""
+    if alone:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    print("tsdfm: interrupted", file=sys.stderr)
+    return 130
+
+
+def refused(why: str) -> int:
+    """Say why, in one line; under torchrun, the first process speaks for all."""
+    rank, size = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
+    if not (rank.isdecimal() and size.isdecimal() and 0 < int(rank[:9]) < int(size[:9])):
+        print(f"tsdfm: {terminal.visible(' '.join(why.split(chr(10))))}", file=sys.stderr)
+    return 2
 
 
 def share_cores() -> None:
@@ -263,7 +297,7 @@ def plain(value: Any) -> Any:
     """What a verb returned, for JSON: a file's content, or a record's plain values; null for what is no number."""
     if isinstance(value, Path):
         known = value.suffix == ".json" and value.is_file()
-        return plain(json.loads(value.read_text(encoding="utf-8"))) if known else {"path": str(value)}
+        return plain(read_any_json(value)) if known else {"path": str(value)}
     if hasattr(value, "plain"):
         return plain(value.plain())
     if isinstance(value, Mapping):

@@ -21,6 +21,8 @@ import argparse
 import contextlib
 import dataclasses
 import difflib
+import functools
+import re
 import tomllib
 import types
 import typing
@@ -29,6 +31,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from tsdfm.errors import UserError
+from tsdfm.ranges import ANY, Range, shown, wrong
 
 T = TypeVar("T")
 Name = Annotated[str, "a name"]
@@ -40,11 +43,19 @@ RecipeName = Annotated[str, "a recipe"]
 """A recipe that comes with tsdfm, or the path of a file."""
 ModelPath = Annotated[Path, "a model"]
 """A run, a checkpoint or a bundle: its path, or the name of a shipped model."""
+OutFile = Annotated[Path, "a file to write"]
+"""A file that a command writes, and may write over, unless it is part of an artifact (`OWN`)."""
+OWN = {"manifest.json", "state.json", "best.json", "progress.json", "tokenizer.json", "metrics.jsonl", "card.md"}
+OWN_ENDINGS = {".safetensors", ".bin", ".gz"}
 
 
-def option(default: T, help: str, *, alias: str | None = None) -> T:
-    """A settings field with its default and one line of help; `alias` is another word for its flag."""
-    about = {"help": help, "alias": alias}
+def option(default: T, help: str, *, alias: str | None = None, **ends: float) -> T:
+    """A settings field with its default and one line of help; `alias` is another word for its flag.
+
+    `ends` are the ends of a number's range (`tsdfm.ranges`): low and high, which belong to it, above and below. Of a
+    list they hold each item to it. A class that overrides a field without a range keeps the one it had.
+    """
+    about = {"help": help, "alias": alias, "range": Range(**ends)}
     if dataclasses.is_dataclass(default) or isinstance(default, (list, dict)):
         made: Any = dataclasses.field(default_factory=lambda: default, metadata=about)
     else:
@@ -52,15 +63,79 @@ def option(default: T, help: str, *, alias: str | None = None) -> T:
     return typing.cast(T, made)
 
 
-def required(help: str) -> Any:
+def required(help: str, **ends: float) -> Any:
     """A settings field without a default: the recipe or the command line must give it."""
-    return dataclasses.field(metadata={"help": help})
+    return dataclasses.field(metadata={"help": help, "range": Range(**ends)})
+
+
+class Settings:
+    """What settings classes derive from: however one is made, its numbers are in their ranges and its names known.
+
+    A class that looks at more of itself in `__post_init__` calls this one's first.
+    """
+
+    def __post_init__(self) -> None:
+        cls: Any = type(self)
+        for name, kind in hints_of(cls).items():
+            hold(kind, getattr(self, name), range_of(cls, name), name)
+
+
+@functools.cache
+def hints_of(cls: Any) -> dict[str, Any]:
+    """The types of a settings class's fields, by name."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
+
+
+@functools.cache
+def range_of(cls: Any, name: str) -> Range:
+    """The range of a field: its own, or that of the nearest class above it which says one."""
+    for each in cls.__mro__:
+        field = getattr(each, "__dataclass_fields__", {}).get(name)
+        if field is not None and field.metadata.get("range", ANY).bounded:
+            found: Range = field.metadata["range"]
+            return found
+    return ANY
+
+
+def hold(kind: Any, value: Any, held_to: Range, where: str) -> None:
+    """Refuse a number, or a list of them, outside its range, a word that is none of a `Literal`'s, and wrong types."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        hold(args[0], value, held_to, where)
+        if kind == OutFile:
+            check_output(value, where)
+    elif origin in (types.UnionType, typing.Union):
+        if value is not None:
+            hold(next(a for a in args if a is not type(None)), value, held_to, where)
+    elif origin is tuple and isinstance(value, Sequence):
+        for item in value:
+            hold(args[0], item, held_to, where)
+    elif origin is typing.Literal and value not in args:
+        raise UserError(
+            f"{where} takes one of {', '.join(map(str, args))}, not {shown(value)}{closest(shown(value), args)}"
+        )
+    elif kind in (int, float) and (problem := wrong(kind, value, held_to)):
+        raise UserError(f"{where} {problem}")
+    elif kind in (str, bool) and not isinstance(value, kind):
+        raise UserError(f"{where} takes {'text' if kind is str else 'true or false'}, not {shown(value)}")
+
+
+def check_output(path: Path, where: str) -> None:
+    """Refuse to write over a part of a run, of tokens, of a corpus or of a bundle, or where a folder is."""
+    if path.is_dir():
+        raise UserError(f"{where} takes a file, and {path} is a folder: give a file in it")
+    above = next(place for place in path.absolute().parents if place.exists())
+    if not above.is_dir():
+        raise UserError(f"{where} cannot be {path}: {above} is no folder; choose another")
+    if path.exists() and (path.name in OWN or path.suffix in OWN_ENDINGS):
+        raise UserError(f"{where} would write over {path}, which is part of an artifact: give another file")
 
 
 def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
     """Make a settings object from plain values; unknown keys are answered with the nearest known one."""
-    hints = typing.get_type_hints(cls, include_extras=True)
-    known = {f.name: f for f in dataclasses.fields(typing.cast(Any, cls))}
+    of: Any = cls
+    hints, known = hints_of(of), {f.name: f for f in dataclasses.fields(of)}
     place = f" in [{where}]" if where else ""
     for key in values:
         if key not in known:
@@ -69,6 +144,8 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
     if missing:
         raise UserError(f"missing setting {missing[0]!r}{place}: {known[missing[0]].metadata.get('help', 'required')}")
     made = {n: convert(hints[n], v, _dotted(where, n)) for n, v in values.items()}
+    for name, value in made.items():
+        hold(hints[name], value, range_of(of, name), _dotted(where, name))
     return cls(**made)
 
 
@@ -82,7 +159,7 @@ def convert(kind: Any, value: Any, where: str) -> Any:
             return value
         if isinstance(value, Mapping):
             return build(typing.cast(type, kind), value, where)
-        raise UserError(f"{where} takes a table of settings, not {value!r}")
+        raise UserError(f"{where} takes a table of settings, not {shown(value)}")
     if origin in (types.UnionType, typing.Union):
         if value is None or (isinstance(value, str) and value.lower() == "none"):
             if type(None) in args:
@@ -90,13 +167,12 @@ def convert(kind: Any, value: Any, where: str) -> Any:
             raise UserError(f"{where} may not be none")
         return convert(next(a for a in args if a is not type(None)), value, where)
     if origin is typing.Literal:
-        if value in args:
-            return value
-        raise UserError(f"{where} takes one of {', '.join(map(str, args))}, not {value!r}{closest(str(value), args)}")
+        hold(kind, value, ANY, where)
+        return value
     if origin is tuple:
         items = _items(value, args[0])
         if not isinstance(items, Sequence):
-            raise UserError(f"{where} takes a list, not {value!r}")
+            raise UserError(f"{where} takes a list, not {shown(value)}")
         return tuple(convert(args[0], item, where) for item in items)
     return _scalar(kind, value, where)
 
@@ -120,17 +196,17 @@ def _scalar(kind: Any, value: Any, where: str) -> Any:
             return value
         if isinstance(value, str) and value.lower() in words:
             return words[value.lower()]
-        raise UserError(f"{where} takes true or false, not {value!r}")
+        raise UserError(f"{where} takes true or false, not {shown(value)}")
     if kind in (int, float):
         number = None if isinstance(value, bool) else _number(kind, value)
         if number is None:
-            raise UserError(f"{where} takes {'a whole number' if kind is int else 'a number'}, not {value!r}")
+            raise UserError(f"{where} takes {'a whole number' if kind is int else 'a number'}, not {shown(value)}")
         return number
     if kind is Path and isinstance(value, (str, Path)):
         return path_from(value, where)
     if kind is str and isinstance(value, (str, int, float)) and not isinstance(value, bool):
         return str(value)
-    raise UserError(f"{where} takes {getattr(kind, '__name__', kind)}, not {value!r}")
+    raise UserError(f"{where} takes {getattr(kind, '__name__', kind)}, not {shown(value)}")
 
 
 def path_from(text: str | Path, where: str) -> Path:
@@ -139,7 +215,10 @@ def path_from(text: str | Path, where: str) -> Path:
     So nobody who reads or resolves a setting later has to reckon with it.
     """
     try:
+        str(text).encode()
         path = Path(text).expanduser()
+    except UnicodeEncodeError:
+        raise UserError(f"{where} cannot be {str(text)!r} (its bytes are no UTF-8 text): rename it") from None
     except RuntimeError:
         raise UserError(
             f"{where}: there is no home folder {Path(text).parts[0]}; give the whole path of a file of that name"
@@ -272,23 +351,58 @@ def flag_values(found: Mapping[str, Any], cls: type) -> dict[str, Any]:
     return out
 
 
+DEEPEST = 100  # lists and tables in each other: what goes through them one inside the other must not fail
+TOO_DEEP = f"lists and tables lie in each other more than {DEEPEST} deep"
+
+
+def no_deeper(value: T) -> T:
+    """`value`, if it is nested no deeper than can be gone through."""
+    level: list[Any] = [value]
+    for _ in range(DEEPEST):
+        inside = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [item for items in inside for item in items if isinstance(item, (dict, list))]
+        if not level:
+            return value
+    raise ValueError(TOO_DEEP)
+
+
 def load_toml(path: Path) -> dict[str, Any]:
     """A TOML file as plain values, or one clear line."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"no recipe at {path}") from None
     except OSError as problem:
         raise UserError(f"cannot read the recipe {path} ({problem.strerror})") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+    except ValueError as problem:
         raise UserError(f"{path} is not valid TOML: {problem}") from None
 
 
+LONG_NAME = re.compile(r"""(?<!["'\w-])(?:["'\w-]++\s*+\.\s*+){101}""")
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The values of TOML; a ValueError of a few words for all that is none, or could be used for nothing."""
+    if LONG_NAME.search(text):  # the parser would take minutes
+        raise ValueError(TOO_DEEP)
+    try:
+        value = tomllib.loads(text)
+    except RecursionError:
+        raise ValueError(TOO_DEEP) from None
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError:  # of Python's, for whole numbers of thousands of digits
+        raise ValueError("a number in it has thousands of digits") from None
+    return no_deeper(value)
+
+
 def _groups(cls: type, prefix: str = "", title: str = "") -> Iterator[tuple[str, list[tuple[str, Any, Any, str]]]]:
-    hints = typing.get_type_hints(cls, include_extras=True)
+    hints = hints_of(cls)
     plain, nested = [], []
     for f in dataclasses.fields(typing.cast(Any, cls)):
         text = f.metadata.get("help", "")
+        if told := range_of(cls, f.name).told:
+            text += f"; {told}"
         if dataclasses.is_dataclass(hints[f.name]):
             nested.append((f, text))
         elif not _is_table_list(hints[f.name]):

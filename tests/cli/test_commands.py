@@ -39,7 +39,7 @@ def test_every_verb_has_a_help_that_names_its_settings(capsys: pytest.CaptureFix
         (["teahcer"], "did you mean 'teacher'"),
         (["teacher", "--looop.steps", "3"], "did you mean '--loop.steps'"),
         (["teacher", "--tokens", "a", "--out", "b", "--loop.steps", "x"], "loop.steps takes a whole number"),
-        (["teacher", "--tokens", "a", "--out", "b", "--loop.steps", "0"], "steps must be at least 1"),
+        (["teacher", "--tokens", "a", "--out", "b", "--loop.steps", "0"], "loop.steps must be from 1 to 1,000,000,000"),
         (["teacher", "--tokens", "nowhere", "--out", "b"], "no folder at nowhere"),
         (["teacher", "--out", "b"], "missing setting 'tokens'"),
         (["teacher", "--recipe", "tiny_cup"], "did you mean 'tiny_cpu'"),

@@ -214,5 +214,5 @@ def test_settings_from_a_recipe_and_wrong_ones(tmp_path: Path) -> None:
         CorpusSettings(out=tmp_path, path=tmp_path, sources=(SourceSettings(name="world"),)).all_sources()
     with pytest.raises(UserError, match="weight"):
         SourceSettings(name="world", weight=0)
-    with pytest.raises(UserError, match="valid is a share"):
+    with pytest.raises(UserError, match="valid must be at least 0 and below 1"):
         CorpusSettings(out=tmp_path, valid=1.0)

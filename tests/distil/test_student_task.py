@@ -257,5 +257,5 @@ def test_settings() -> None:
     for wrong in ({"share": 1.5}, {"dropout": 1.0}, {"eval_rows": 0}, {**navigated, "probe_every": -1}):
         with pytest.raises(UserError):
             student_settings(**base, **wrong)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="averaged"):
+    with pytest.raises(UserError, match="ema must be above 0"):
         StudentOptim(ema=0.0)

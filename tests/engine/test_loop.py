@@ -155,6 +155,36 @@ def test_a_used_folder_is_refused_without_resume_and_resume_needs_nothing(tmp_pa
     assert train(tmp_path, ALONE, resume=True, loop={"steps": 8}).name == "step-00000008"
 
 
+def test_fewer_steps_than_there_are_do_not_finish_a_run(tmp_path: Path) -> None:
+    train(tmp_path, ALONE)
+    before = (tmp_path / "manifest.json").read_bytes()
+    with pytest.raises(UserError, match=r"has 6 steps already, and loop\.steps is 4: there is nothing left to train"):
+        train(tmp_path, ALONE, resume=True, loop={"steps": 4})
+    assert (tmp_path / "manifest.json").read_bytes() == before
+    train(tmp_path, ALONE, resume=True)
+    assert (tmp_path / "manifest.json").read_bytes() == before  # a finished run is left as it is
+
+
+def test_a_metric_that_no_evaluation_has_cannot_be_the_best(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"loop\.best: no metric of the evaluation is called 'step_sen'; did you mean"):
+        train(tmp_path, ALONE, loop={"best": "step_sen"})
+    assert list(tmp_path.iterdir()) == []
+    assert train(tmp_path, ALONE, loop={"best": "step_seen"}).is_dir()
+    assert json.loads((tmp_path / "checkpoints" / "best.json").read_text())["metric"] == "step_seen"
+
+
+def test_a_run_that_was_taken_over_saves_nothing_more(tmp_path: Path) -> None:
+    class Robbed(Denoise):
+        def loss(self, model: Any, batch: Any, step: int) -> Any:
+            if step == 4:
+                (tmp_path / ".lock").write_text('{"machine": "another", "host": "there", "pid": 3, "token": "x"}')
+            return super().loss(model, batch, step)
+
+    with pytest.raises(UserError, match="was taken over by process 3 on there"):
+        train(tmp_path, ALONE, made=Robbed(Net()))
+    assert Store(tmp_path).steps() == [3]
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -69,7 +69,7 @@ def test_presets_and_refusals() -> None:
     with pytest.raises(UserError, match="even size"):
         NetSettings(width=6, heads=2).shape()
     for wrong in ({"width": -128}, {"depth": 0}, {"cond": 0}, {"heads": -1}, {"mlp_ratio": 0}):
-        with pytest.raises(UserError, match="at least 1"):
+        with pytest.raises(UserError, match="must be from 1 to"):
             NetSettings(**wrong).shape()
     for dropout in (-0.1, 1.0, float("nan")):
         with pytest.raises(UserError, match="dropout"):

@@ -24,13 +24,17 @@ def test_a_run_from_before_a_setting_was_there_is_done(tmp_path: Path) -> None:
     """It had the default, which another value is not."""
     found = to_dict(settings(tmp_path))
     del found["optim"]["rule"], found["navigate"]["blocks"], found["record"]
-    (tmp_path / "manifest.json").write_text(json.dumps({"finished": True, "settings": found, "inputs": {}}))
+    (tmp_path / "manifest.json").write_text(
+        json.dumps({"stage": "x", "finished": True, "settings": found, "inputs": {}})
+    )
     assert is_finished(settings(tmp_path))
     for other in ({"navigate": NavigateSettings(blocks=2)}, {"share": 0.5}):
         with pytest.raises(UserError, match="other settings"):
             is_finished(settings(tmp_path, **other))
     found["share"] = 0.25
-    (tmp_path / "manifest.json").write_text(json.dumps({"finished": True, "settings": found, "inputs": {}}))
+    (tmp_path / "manifest.json").write_text(
+        json.dumps({"stage": "x", "finished": True, "settings": found, "inputs": {}})
+    )
     with pytest.raises(UserError, match="other settings"):
         is_finished(settings(tmp_path))
 
@@ -38,7 +42,9 @@ def test_a_run_from_before_a_setting_was_there_is_done(tmp_path: Path) -> None:
 def test_what_differs_is_named(tmp_path: Path) -> None:
     """A student from when forward was the default is not taken for one of today's."""
     found = to_dict(settings(tmp_path, divergence="forward"))
-    (tmp_path / "manifest.json").write_text(json.dumps({"finished": True, "settings": found, "inputs": {}}))
+    (tmp_path / "manifest.json").write_text(
+        json.dumps({"stage": "x", "finished": True, "settings": found, "inputs": {}})
+    )
     assert is_finished(settings(tmp_path, divergence="forward"))
     with pytest.raises(UserError, match="divergence was forward and is now reverse; use what it was"):
         is_finished(settings(tmp_path))
@@ -49,7 +55,8 @@ def test_what_differs_is_named(tmp_path: Path) -> None:
 def test_a_student_of_another_method_is_not_done(tmp_path: Path) -> None:
     """A run from before there were methods says by its policy which it is; settings of the other do not count."""
     found = {**to_dict(settings(tmp_path)), "policy": "blind"}
-    about = {"finished": True, "settings": found, "inputs": {}, "model": {"schedule": "poly:1", "step_size": True}}
+    model = {"schedule": "poly:1", "step_size": True}
+    about = {"stage": "x", "finished": True, "settings": found, "inputs": {}, "model": model}
     (tmp_path / "manifest.json").write_text(json.dumps(about))
     blind = FSDFMSettings(tokens=tmp_path, init_from=tmp_path, out=tmp_path)
     assert is_finished(blind, "fs-dfm")

@@ -159,7 +159,7 @@ def test_mistakes_in_models(given: dict[str, Any], said: str) -> None:
         ({"tables": "policy,mian"}, "unknown table 'mian'.*'main'"),
         ({"table": ["policy"]}, "did you mean 'tables'"),
         ({"trajectories": "x"}, "trajectories takes a whole number"),
-        ({"trajectories": -1}, "number of steps, 0 for none"),
+        ({"trajectories": -1}, "report.trajectories must be from 0 to 2\\^16, not -1"),
         ({"tables": ["policy"], "policy": {"step": 3}}, "did you mean 'steps'"),
     ],
 )

@@ -186,7 +186,7 @@ def test_a_run_by_another_jump_is_found(masked: Path) -> None:
         (["{home}/nowhere@euler"], "no folder at"),
         (["{home}", "--also", "fs-dfm"], "also takes METHOD@JUMP, not 'fs-dfm'; the methods here: control, fs-dfm"),
         (["{home}", "--also", "mdlm@euler"], "also takes METHOD@JUMP, not 'mdlm@euler'"),
-        (["{home}", "--steps", "0"], "step counts of at least 1"),
+        (["{home}", "--steps", "0"], "steps must be from 1 to"),
         (["{home}", "--temperatures", "0,1"], "must be above 0"),
     ],
 )

@@ -299,13 +299,13 @@ def test_a_command_makes_itself_again() -> None:
         (["report", "compass", "{home}/fs-dfm-uniform"], "no validated compass"),
         (["report", "overhead", "{home}/teacher-uniform"], "no student in"),
         (["report", "prefix", "{home}", "--prefix-tokens", "900"], "longer than the prefix"),
-        (["report", "diversity", "{home}", "--completions", "1"], "2 completions"),
+        (["report", "diversity", "{home}", "--completions", "1"], "completions must be at least 2"),
         (["report", "frontier", "{home}", "--unigram", "nobody"], "give --unigram one of teacher, fs-dfm"),
-        (["report", "policy", "{home}", "--temperatures", "0.8,-1"], "temperatures of a sweep must be above 0"),
-        (["report", "candidates", "{home}", "--temperatures", "0.8,nan"], "temperatures of a sweep must be above 0"),
-        (["report", "frontier", "{home}", "--temperatures", "0,1"], "temperatures of a sweep must be above 0"),
-        (["report", "main", "{home}", "--steps", "0"], "step counts of at least 1"),
-        (["report", "candidates", "{home}", "--steps", "0"], "step counts of at least 1"),
+        (["report", "policy", "{home}", "--temperatures", "0.8,-1"], "temperatures must be above 0"),
+        (["report", "candidates", "{home}", "--temperatures", "0.8,nan"], "temperatures must be above 0"),
+        (["report", "frontier", "{home}", "--temperatures", "0,1"], "temperatures must be above 0"),
+        (["report", "main", "{home}", "--steps", "0"], "steps must be at least 1"),
+        (["report", "candidates", "{home}", "--steps", "0"], "steps must be at least 1"),
         (["report", "mauve", "{home}"], "MAUVE needs the features of a network"),
         (["report", "mauve", "{home}", "--clusters", "1"], "draws and clusters must be at least 2"),
     ],
@@ -318,7 +318,7 @@ def test_mistakes(words: list[str], said: str, report_home: Path, capsys: pytest
 @pytest.mark.parametrize("kind", [CandidatesSettings, PolicySettings, FrontierSettings])
 @pytest.mark.parametrize("bad", [-1.0, 0.0, float("nan"), float("inf")])
 def test_temperatures_are_refused_before_anything_is_sampled(kind: type[Any], bad: float) -> None:
-    with pytest.raises(UserError, match="must be above 0"):
+    with pytest.raises(UserError, match="temperatures must be"):
         kind(runs=(Path("x"),), temperatures=(0.8, bad))
     assert kind(runs=(Path("x"),), temperatures=(0.8,)).temperatures == (0.8,)
 

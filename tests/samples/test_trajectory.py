@@ -225,7 +225,7 @@ def step(**given: Any) -> list[Any]:
         (json.dumps(damage(rows=row(start="ab"))), "is damaged"),
         (json.dumps(damage(rows=row(given=[2]))), "is damaged .*outside the 2"),
         (json.dumps(damage(rows=step(changes=[[5, 97]]))), "is damaged .*outside the 2"),
-        (json.dumps(damage(rows=step(changes=[[-1, 97]]))), "is damaged .*outside the 2"),
+        (json.dumps(damage(rows=step(changes=[[-1, 97]]))), "is damaged .*must be from 0"),
         (json.dumps(damage(rows=step(changes=[[1, 2, 3]]))), "is damaged"),
         (json.dumps(damage(rows=step(changes=None))), "is damaged"),
         (json.dumps(damage(rows=step(energy="low"))), "is damaged"),

@@ -233,13 +233,13 @@ def test_damage_is_one_clear_line(
     [
         (["--weights", "int8", "--limit-mb", "0.3"], "MB, more than --limit-mb 0.3"),
         (["--limit-mb", "0.1"], "MB, more than --limit-mb 0.1"),
-        (["--limit-mb", "0"], "a size above 0"),
+        (["--limit-mb", "0"], "limit_mb must be above 0"),
         (["--name", "a/b"], "letters, digits, dots and dashes"),
         (["--teacher", "teacher-mask"], "has source mask, this model has uniform"),
         (["--teacher", "compass"], "holds no velocity network"),
         (["--compass", "teacher"], "holds no compass"),
         (["--compass", "nowhere"], "no checkpoint or run at nowhere, nor a shipped model of that name"),
-        (["--card", "nowhere.md"], "cannot read the card nowhere.md"),
+        (["--card", "nowhere.md"], "no file at nowhere.md"),
         (["--weights", "int4"], "takes one of coded, int8, bf16"),
         (["--defaults.steps", "0"], "at least 1"),
     ],
@@ -262,7 +262,9 @@ def test_refusals_leave_nothing_behind(
     assert sorted(shipping.iterdir()) == before
 
 
-def test_a_bundle_is_replaced_and_nothing_else_is(shipping: Path, tmp_path: Path) -> None:
+def test_a_bundle_is_replaced_and_nothing_else_is(
+    shipping: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = ship(shipping, tmp_path / "out")
     first = (out / "student.safetensors").read_bytes()
     assert main(["ship", str(shipping / "student"), "--name", "alone", "--out", str(out), "--weights", "bf16"]) == 0
@@ -275,6 +277,12 @@ def test_a_bundle_is_replaced_and_nothing_else_is(shipping: Path, tmp_path: Path
     (tmp_path / "mine" / "diary.txt").write_text("dear diary")
     assert main(words(shipping, tmp_path / "mine")) == 2
     assert (tmp_path / "mine" / "diary.txt").read_text() == "dear diary"
+    (out / "tokenizer" / "notes.txt").write_text("mine")
+    before = (out / "student.safetensors").read_bytes()
+    assert main(words(shipping, out)) == 2
+    assert "also holds tokenizer/notes.txt, which is no part of a bundle" in capsys.readouterr().err
+    assert (out / "tokenizer" / "notes.txt").read_text() == "mine"
+    assert (out / "student.safetensors").read_bytes() == before
 
 
 def test_weights_that_are_not_finite_are_not_shipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

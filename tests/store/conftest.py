@@ -1,4 +1,5 @@
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "engine"))
+for other in ("engine", "tokens"):  # their small trainings and packings
+    sys.path.insert(0, str(Path(__file__).parent.parent / other))

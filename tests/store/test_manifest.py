@@ -25,14 +25,14 @@ STAGE = Stage(corpus=Path("a"), loop=LoopSettings(seed=5))
 
 def test_a_manifest_says_what_made_the_folder(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("once")
-    write_manifest(tmp_path / "one", stage="corpus", settings=STAGE, inputs={"text": tmp_path / "text.txt"})
+    write_manifest(tmp_path / "one", stage="one", settings=STAGE, inputs={"text": tmp_path / "text.txt"})
     inputs = {"corpus": tmp_path / "one"}
-    write_manifest(tmp_path / "two", stage="tokens", settings=STAGE, inputs=inputs, extra={"rows": 7})
+    write_manifest(tmp_path / "two", stage="two", settings=STAGE, inputs=inputs, extra={"rows": 7})
     one, two = read_manifest(tmp_path / "one"), read_manifest(tmp_path / "two")
     assert one["inputs"]["text"]["sha256"] == hashlib.sha256(b"once").hexdigest()
     content = (tmp_path / "one" / "manifest.json").read_bytes()
     assert two["inputs"]["corpus"]["sha256"] == hashlib.sha256(content).hexdigest()
-    assert (two["stage"], two["rows"], two["seed"], two["settings"]["corpus"]) == ("tokens", 7, 5, "a")
+    assert (two["stage"], two["rows"], two["seed"], two["settings"]["corpus"]) == ("two", 7, 5, "a")
     assert two["versions"]["torch"] == str(torch.__version__)
 
 

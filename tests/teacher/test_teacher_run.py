@@ -185,6 +185,18 @@ def test_a_bundle_can_be_trained_on(trained: DFMSettings, tmp_path: Path) -> Non
     assert read_manifest(tmp_path / "new")["parent"] == {"path": str(file), "sha256": file_sha256(file)}
 
 
+def test_a_run_of_another_length_is_not_declared_finished(trained: DFMSettings, tokens: Path, tmp_path: Path) -> None:
+    """Its checkpoint in the middle is no finished run of that many steps."""
+    out = tmp_path / "run"
+    shutil.copytree(trained.out, out)
+    shutil.rmtree(out / "checkpoints" / f"step-{STEPS:08d}")
+    before = (out / "manifest.json").read_bytes()
+    half = settings_for(tokens, out, MIDDLE, source=trained.source, resume=True)
+    with pytest.raises(UserError, match=rf"has {MIDDLE} steps of {STEPS} already, and loop\.steps is {MIDDLE}"):
+        run(half)
+    assert (out / "manifest.json").read_bytes() == before
+
+
 def test_init_from_refusals(trained: DFMSettings, tokens: Path, others: Path, tmp_path: Path) -> None:
     new = settings_for(tokens, tmp_path / "new", 1, source=trained.source, init_from=trained.out)
     with pytest.raises(UserError, match="has vocab 380, this model has 370: they do not belong together"):

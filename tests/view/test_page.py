@@ -243,7 +243,7 @@ def test_what_cannot_be_reported(tmp_path: Path, capsys: pytest.CaptureFixture[s
     (tmp_path / "report").mkdir()
     (tmp_path / "report" / "metrics.json").write_text('[{"method": ')
     assert main(["report", "page", str(tmp_path)]) == 2
-    assert "cannot read" in capsys.readouterr().err
+    assert "metrics.json is damaged" in capsys.readouterr().err
     assert not (tmp_path / "report" / "index.html").exists()
 
 

@@ -125,7 +125,7 @@ def test_a_run_plays_in_the_terminal(home: Path, capsys: pytest.CaptureFixture[s
     [
         (["nowhere"], "nothing at nowhere"),
         (["."], "neither trajectories nor trained models"),
-        (["x", "--serve", "70000"], "a port lies in 0 to 65535"),
+        (["x", "--serve", "70000"], "serve must be from 0 to 65535"),
         (["x", "--terminal", "--serve", "0"], "--terminal makes no page"),
     ],
 )

@@ -15,10 +15,10 @@ from torch.utils.checkpoint import checkpoint
 from tsdfm.errors import UserError
 from tsdfm.flow.schedule import Schedule, schedule_from
 from tsdfm.flow.source import Source, source_from
-from tsdfm.nn.layers import Block, Norm, Rotary, at_places, places_of
+from tsdfm.nn.layers import Block, Norm, Rotary, at_places, check_size, places_of
 from tsdfm.nn.settings import Shape
 from tsdfm.nn.velocity import Velocity, VelocitySpec
-from tsdfm.settings import to_dict
+from tsdfm.settings import Settings, required, to_dict
 
 
 class EnergyNet(nn.Module):
@@ -81,15 +81,15 @@ class AttentionPool(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompassSpec:
+class CompassSpec(Settings):
     """What a compass is, apart from its weights; written into its manifest under `compass`."""
 
     shape: Shape
-    vocab: int
+    vocab: int = required("different tokens", low=1, high=2**20)
     source: str
     schedule: str
-    length: int
-    anchor: int
+    length: int = required("tokens in a row", low=1, high=2**20)
+    anchor: int = required("positions at the front of a row that are never noise", low=0, high=2**20)
     tokenizer: str
     objective: str
 
@@ -103,6 +103,7 @@ class CompassSpec:
 
     def network(self) -> EnergyNet:
         """A fresh network of this kind."""
+        check_size(self.shape, self.vocab)
         return EnergyNet(self.shape, tokens=self.flow_source().tokens)
 
     def plain(self) -> dict[str, Any]:

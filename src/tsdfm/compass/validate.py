@@ -5,9 +5,10 @@ Writes into the compass's run folder `validation.json` and `energy.svg`, and pri
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypedDict
 
 import numpy as np
 import torch
@@ -27,12 +28,16 @@ from tsdfm.compass.task import make_negatives
 from tsdfm.errors import UserError
 from tsdfm.metrics.intervals import wilson
 from tsdfm.nn.velocity import Velocity, load_velocity, run_folder
+from tsdfm.ranges import Range
 from tsdfm.settings import build, to_dict
-from tsdfm.store.files import write_json
+from tsdfm.store.files import read_json, write_json, write_text
+from tsdfm.store.hashes import check_inputs, remember
 from tsdfm.store.manifest import read_manifest
+from tsdfm.store.schema import Count, checked
 from tsdfm.tokens.rows import TokenRows
 
 VALIDATION = "validation.json"
+AGAIN = "run `tsdfm compass validate` again"
 PART = 64  # questions put at once
 CANDIDATE_TIMES = (0.2, 0.4, 0.6, 0.8)
 
@@ -41,9 +46,10 @@ def validate(settings: ValidateSettings, console: Console | None = None) -> dict
     """Examine a compass; returns what `validation.json` holds."""
     compass = load_compass(settings.compass, settings.device, choose=settings.choose)
     checkpoint = compass.checkpoint or settings.compass
-    trained = build(CompassSettings, read_manifest(checkpoint)["settings"])
+    trained = build(CompassSettings, read_manifest(checkpoint).get("settings") or {})
     tokens, teacher = settings.tokens or trained.tokens, settings.teacher or trained.teacher
     proposer = (trained.ratio.proposer or teacher) if trained.objective == "ratio" else teacher
+    checked = check_inputs({"tokens": tokens}, run_folder(checkpoint))
     velocity = _velocity(teacher, compass)
     exam = exam_for(compass, trained, tokens, velocity, settings.seed)
     found = {
@@ -59,23 +65,60 @@ def validate(settings: ValidateSettings, console: Console | None = None) -> dict
         ),
     }
     folder = run_folder(checkpoint)
+    remember(folder, checked)
+    write_text(folder / "energy.svg", energy_figure(found))
     write_json(folder / VALIDATION, found)
-    (folder / "energy.svg").write_text(energy_figure(found), encoding="utf-8")
     show(found, console or terminal.console())
     return found
 
 
+Number = int | float
+Bin = TypedDict("Bin", {"from": Number, "to": Number, "count": Count, "mean": Number | None, "std": Number | None})
+
+
+class Validation(TypedDict):
+    """What is read of `validation.json`."""
+
+    source: str
+    accuracy: dict[str, Number]
+    bins: list[Bin]
+    checkpoint: NotRequired[str]
+    seed: NotRequired[int]
+    settings: NotRequired[dict[str, Any]]
+    intervals: NotRequired[dict[str, tuple[Number, Number]]]
+    pairs: NotRequired[dict[str, Count]]
+    samples: NotRequired[Annotated[int, Range(low=1)]]
+    samples_with_violation: NotRequired[Count]
+    adjacent_bins_monotone: NotRequired[Number]
+    smoothness: NotRequired[Number]
+    largest_violation: NotRequired[Number]
+    energy_gap: NotRequired[Number]
+    spearman: NotRequired[Number | None]
+    pearson: NotRequired[Number | None]
+
+
+def read_validation(path: Path) -> dict[str, Any]:
+    """The results of an examination from their file, or one clear line."""
+    return examined(read_json(path, AGAIN), path)
+
+
+def examined(found: Any, path: Path) -> dict[str, Any]:
+    """Results from the file at `path`, if they are whole."""
+    return dict(checked(found, Validation, path, AGAIN))
+
+
 def in_words(found: Mapping[str, Any]) -> str:
     """What a validation found, in one line."""
-    right, bins = found["accuracy"]["overall"], found["adjacent_bins_monotone"]
+    right, bins = found["accuracy"].get("overall", math.nan), found.get("adjacent_bins_monotone", math.nan)
     return f"real below corrupted in {right:.1%} of pairs, falling with time in {bins:.0%} of bins (higher is better)"
 
 
 def run(settings: ValidateSettings) -> Path:
     """The command: validate, and return the run folder that holds the results."""
     found, folder = validate(settings), run_folder(settings.compass)
-    trained = read_manifest(folder)["settings"]
-    words = ["--tokens", settings.tokens or trained["tokens"], "--init-from", settings.teacher or trained["teacher"]]
+    trained = build(CompassSettings, read_manifest(folder).get("settings") or {})
+    words: list[str | Path]
+    words = ["--tokens", settings.tokens or trained.tokens, "--init-from", settings.teacher or trained.teacher]
     words += ["--policy", "sequence-to-token", "--compass", folder, "--out", folder.parent / "ts-dfm"]
     terminal.made(folder.name, in_words(found), folder / VALIDATION, "student", *words)
     return folder

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tsdfm.settings import option, required
+from tsdfm.settings import Settings, option, required
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompletionSettings:
+class CompletionSettings(Settings):
     """Print the script by which a shell completes commands."""
 
     shell: Literal["bash", "zsh", "fish"] = required("the shell")

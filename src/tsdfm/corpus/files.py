@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gzip
 import io
-import json
 import lzma
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,6 +15,7 @@ from tsdfm.corpus.settings import Cut
 from tsdfm.corpus.wikitext import articles
 from tsdfm.errors import UserError
 from tsdfm.settings import nearest
+from tsdfm.store.files import parse_json
 
 PACKED = {".gz", ".xz", ".zst"}
 FORMATS = {".txt": "text", ".text": "text", ".md": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
@@ -148,8 +148,8 @@ def read_jsonl(path: Path, field: str, prompt: str | None = None) -> Iterator[Do
                 continue
             where = f"{path}, line {number}"
             try:
-                row = json.loads(line)
-            except (json.JSONDecodeError, RecursionError) as problem:
+                row = parse_json(line)
+            except ValueError as problem:
                 raise UserError(f"{where} is not valid JSON ({problem}): mend or remove the line") from None
             if not isinstance(row, dict):
                 raise UserError(f"{where} is not a JSON object with a field {field!r}")

@@ -22,23 +22,28 @@ from tsdfm.settings import to_dict
 
 def run(settings: CorpusSettings) -> Path:
     """Make the corpus and return its folder. A finished corpus of the same settings and inputs is left as it is."""
-    from tsdfm.store.files import disk
+    from tsdfm.store.files import disk, sync_folder
+    from tsdfm.store.lock import held
 
-    sources = settings.all_sources()
-    inputs = _local_inputs(sources, settings.out)
+    sources, out = settings.all_sources(), settings.out
+    inputs = _local_inputs(sources, out)
     if _finished(settings, inputs):
-        return _tell(settings.out, " (there already)")
-    work = settings.out.with_name(f".{settings.out.name}.tmp-corpus")
-    try:
-        with disk(settings.out):
+        return _tell(out, " (there already)")
+    with held(out, out.with_name(f".{out.name}.lock")):
+        if _finished(settings, inputs):  # by another process, in between
+            return _tell(out, " (there already)")
+        work = out.with_name(f".{out.name}.tmp-corpus")
+        try:
+            with disk(out):
+                shutil.rmtree(work, ignore_errors=True)
+                work.mkdir(parents=True)
+                counts = _write(settings, sources, work)
+                _finish(settings, work, counts, inputs)
+                work.rename(out)
+                sync_folder(out.parent)
+        finally:
             shutil.rmtree(work, ignore_errors=True)
-            work.mkdir(parents=True)
-            counts = _write(settings, sources, work)
-            _finish(settings, work, counts, inputs)
-            work.rename(settings.out)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-    return _tell(settings.out)
+    return _tell(out)
 
 
 def _tell(out: Path, more: str = "") -> Path:
@@ -72,6 +77,7 @@ def _local_inputs(sources: tuple[SourceSettings, ...], out: Path) -> dict[str, P
 
 
 def _finished(settings: CorpusSettings, inputs: dict[str, Path]) -> bool:
+    from tsdfm.store.hashes import check_sizes, listed
     from tsdfm.store.manifest import NAME, describe, read_manifest
 
     out = settings.out
@@ -84,6 +90,7 @@ def _finished(settings: CorpusSettings, inputs: dict[str, Path]) -> bool:
     if found.get("stage") == "corpus" and _same(found["settings"], settings) and found.get("worlds") == worlds:
         hashes = {name: describe(path)["sha256"] for name, path in inputs.items()}
         if hashes == {name: there["sha256"] for name, there in found["inputs"].items()}:
+            check_sizes(out, listed(out))
             return True
     raise UserError(f"{out} already holds something made with other settings or texts: remove it or give another --out")
 
@@ -175,7 +182,10 @@ def _finish(settings: CorpusSettings, work: Path, counts: list[Counter[str]], in
     if not totals["train/documents"]:
         why = f"all {totals['valid/documents']} documents were held out" if totals else "no document has any text"
         raise UserError(f"the corpus is empty ({why}): check the sources, limit and valid")
-    splits = {split: {**_both(totals, split), "sha256": file_sha256(split_file(work, split))} for split in SPLITS}
+    splits = {}
+    for split in SPLITS:
+        file = split_file(work, split)
+        splits[split] = {**_both(totals, split), "bytes": file.stat().st_size, "sha256": file_sha256(file)}
     labels = [source.label for source in settings.all_sources()]
     shares = [{"source": label, **{s: _both(c, s) for s in SPLITS}} for label, c in zip(labels, counts, strict=True)]
     write_manifest(

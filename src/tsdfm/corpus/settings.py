@@ -18,14 +18,15 @@ from pathlib import Path
 from typing import Literal
 
 from tsdfm.errors import UserError
-from tsdfm.settings import option, required
+from tsdfm.ranges import SEED
+from tsdfm.settings import Settings, option, required
 
 Kind = Literal["auto", "text", "jsonl", "parquet", "hub", "world", "storyteller"]
 Cut = Literal["whole", "lines", "paragraphs", "wikitext"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourceSettings:
+class SourceSettings(Settings):
     """One source of documents: a local file or folder (`path`), or something with a name (`name`)."""
 
     path: Path | None = option(None, "a file, or a folder that is searched for files")
@@ -36,24 +37,21 @@ class SourceSettings:
     cut: Cut = option("whole", "documents of a text file: the whole file, its lines, its paragraphs, WikiText articles")
     tidy: bool = option(False, "plain line ends, quotes, dashes and dots; no blank lines, no runs of spaces")
     drop: str | None = option(None, "leave out lines in which this regular expression is found, as in https?://")
-    weight: float = option(1.0, "share of the characters this source gets in a mixture")
-    repeat: int = option(1, "read the source this many times over")
-    limit: int | None = option(None, "stop after this many documents of the source (a world needs it)")
-    seed: int = option(0, "seed of the story world, or of the storyteller")
+    weight: float = option(1.0, "share of the characters this source gets in a mixture", above=0)
+    repeat: int = option(1, "read the source this many times over", low=1)
+    limit: int | None = option(None, "stop after this many documents of the source (a world needs it)", low=1)
+    seed: int = option(0, "seed of the story world, or of the storyteller", **SEED)
     config: str | None = option(None, "configuration of a hub dataset")
     part: str = option("train", "split of a hub dataset to read")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if (self.path is None) == (self.name is None):
             raise UserError("a corpus source takes either path (a file or folder) or name (a hub dataset, or 'world')")
         try:
             re.compile(self.drop or "")
         except re.error as problem:
             raise UserError(f"drop is no regular expression ({problem}): {self.drop!r}") from None
-        if not self.weight > 0:
-            raise UserError(f"the weight of source {self.label!r} must be above 0, not {self.weight}")
-        if self.repeat < 1 or (self.limit is not None and self.limit < 1):
-            raise UserError(f"repeat and limit of source {self.label!r} must be at least 1")
 
     @property
     def label(self) -> str:
@@ -71,7 +69,7 @@ class SourceSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorpusSettings:
+class CorpusSettings(Settings):
     """A corpus: its sources, how they are mixed, and how many documents are held out."""
 
     out: Path = required("folder for the corpus")
@@ -84,19 +82,18 @@ class CorpusSettings:
     cut: Cut = option("whole", "documents of a text file: the whole file, its lines, its paragraphs, WikiText articles")
     tidy: bool = option(False, "plain line ends, quotes, dashes and dots; no blank lines, no runs of spaces")
     drop: str | None = option(None, "leave out lines in which this regular expression is found, as in https?://")
-    limit: int | None = option(None, "stop after this many documents of the one source")
+    limit: int | None = option(None, "stop after this many documents of the one source", low=1)
     sources: tuple[SourceSettings, ...] = option((), "several sources (recipe only: [[corpus.sources]])")
     stop: Literal["first", "all"] = option(
         "first", "a mixture ends when its first source runs out (weights hold), or reads all of them (weights give way)"
     )
     valid: float = option(
-        0.01, "share of the documents held out for validation; above 0, at least one of them or the end of one"
+        0.01,
+        "share of the documents held out for validation; above 0, at least one of them or the end of one",
+        low=0,
+        below=1,
     )
-    seed: int = option(0, "seed of the split, and of the world if it is the one source")
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.valid < 1:
-            raise UserError(f"valid is a share of the documents, from 0 up to but not including 1, not {self.valid}")
+    seed: int = option(0, "seed of the split, and of the world if it is the one source", **SEED)
 
     def all_sources(self) -> tuple[SourceSettings, ...]:
         """The sources of the recipe, or the one given by flags."""

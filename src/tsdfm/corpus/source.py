@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -108,6 +109,7 @@ def _read_files(source: SourceSettings, root: Path) -> Iterator[Document]:
     for path in find_files(source):
         kind = source.kind if source.kind != "auto" else file_kind(path)
         place = path.relative_to(root).as_posix() if root.is_dir() else path.name
+        place = os.fsencode(place).decode("utf-8", "replace")  # a name need not be text
         match kind:
             case "jsonl":
                 documents = read_jsonl(path, source.field, source.prompt)

@@ -12,6 +12,7 @@ from types import TracebackType
 
 from tsdfm.corpus.files import Document, open_text
 from tsdfm.errors import UserError
+from tsdfm.store.files import parse_json
 
 
 def split_file(folder: str | Path, split: str) -> Path:
@@ -57,9 +58,9 @@ def read_documents(folder: str | Path, split: str, start: int = 0) -> Iterator[D
             if number < start:
                 continue
             try:
-                row = json.loads(line)
-                document = Document(row["text"], row.get("origin", ""), row.get("prompt", ""))
-            except (json.JSONDecodeError, KeyError, TypeError, AttributeError):
+                row = parse_json(line)
+                document = Document(str(row["text"]), str(row.get("origin", "")), str(row.get("prompt", "")))
+            except (ValueError, KeyError, TypeError, AttributeError):
                 raise UserError(f"{path}, line {number + 1} is damaged: make the corpus again") from None
             yield document
 
@@ -71,4 +72,4 @@ def count_documents(folder: str | Path, split: str) -> int:
     manifest = read_manifest(folder)
     if manifest.get("stage") != "corpus":
         raise UserError(f"{folder} is not a corpus (its stage is {manifest.get('stage')!r}): give what `corpus` made")
-    return int(manifest["splits"].get(split, {}).get("documents", 0))
+    return int(manifest["splits"][split]["documents"])

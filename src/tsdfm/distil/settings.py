@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from tsdfm.engine.settings import LoopSettings, OptimSettings
 from tsdfm.errors import UserError
-from tsdfm.settings import ModelPath, option, required
+from tsdfm.settings import ModelPath, Settings, option, required
 
 LEVELS = 11
 """Step sizes h = 2^0 … 2^−10."""
@@ -17,44 +17,38 @@ PolicyName = Literal["blind", "sequence", "token", "sequence-to-token"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class NavigateSettings:
+class NavigateSettings(Settings):
     """Navigate, the paper's appendix C: its defaults first, then what goes beyond it."""
 
-    tau: float = option(0.2, "τ: jumps that start before this time are blind")
-    k: int = option(5, "K: candidates of a midpoint")
-    t_min: float = option(0.8, "T_min: lowest base temperature")
-    delta_t: float = option(0.4, "Δ_T: how much a sure model raises the base temperature")
-    lambda_min: float = option(0.7, "λ_min: factor on the temperature of the first candidate")
-    lambda_max: float = option(1.3, "λ_max: factor on the temperature of the last; both 1 makes all alike")
+    tau: float = option(0.2, "τ: jumps that start before this time are blind", low=0, high=1)
+    k: int = option(5, "K: candidates of a midpoint", low=1, high=2**16)
+    t_min: float = option(0.8, "T_min: lowest base temperature", above=0)
+    delta_t: float = option(0.4, "Δ_T: how much a sure model raises the base temperature", low=0)
+    lambda_min: float = option(0.7, "λ_min: factor on the temperature of the first candidate", above=0)
+    lambda_max: float = option(1.3, "λ_max: factor on the temperature of the last; both 1 makes all alike", above=0)
     entropy: Literal["batch", "vocab"] = option("batch", "entropy is divided by the batch's largest, or by log |V|")
     selector: Literal["lowest", "boltzmann", "random"] = option(
         "lowest", "lowest energy; a draw ∝ exp(−E/T_E); or any, always accepted, without a compass (the control)"
     )
-    energy_temperature: float = option(1.0, "T_E of the boltzmann selector")
-    beta_0: float = option(1.0, "β_0: guidance of the token phase at t = 0 (the paper gives no value)")
-    alpha_beta: float = option(0.5, "α_β: how fast that guidance falls with t")
-    alpha_soft: float = option(0.5, "α_soft: softens the change of a replacement's probability")
-    p_max: float = option(0.95, "p_max: most a replacement's probability may be")
-    epsilon: float = option(0.1, "ε_safe: rise in energy the safeguard tolerates")
+    energy_temperature: float = option(1.0, "T_E of the boltzmann selector", above=0)
+    beta_0: float = option(1.0, "β_0: guidance of the token phase at t = 0 (the paper gives no value)", low=0)
+    alpha_beta: float = option(0.5, "α_β: how fast that guidance falls with t", low=0)
+    alpha_soft: float = option(0.5, "α_soft: softens the change of a replacement's probability", low=0)
+    p_max: float = option(0.95, "p_max: most a replacement's probability may be", low=0, high=1)
+    epsilon: float = option(0.1, "ε_safe: rise in energy the safeguard tolerates", low=0)
     refine: Literal["all", "jumped"] = option("all", "jumped: only positions that have jumped, so jumps stay as many")
-    tau_end: float | None = option(None, "τ goes linearly from tau to this over the training; none leaves it")
-    blocks: int = option(0, "choose in so many blocks of the text, each from any candidate; 0: whole candidates")
-    agree: float = option(0.0, "stop drawing candidates once their energies lie within this; 0 always draws K")
+    tau_end: float | None = option(
+        None, "τ goes linearly from tau to this over the training; none leaves it", low=0, high=1
+    )
+    blocks: int = option(
+        0, "choose in so many blocks of the text, each from any candidate; 0: whole candidates", low=0, high=2**20
+    )
+    agree: float = option(0.0, "stop drawing candidates once their energies lie within this; 0 always draws K", low=0)
 
     def __post_init__(self) -> None:
-        if self.k < 1:
-            raise UserError(f"k must be at least 1, not {self.k}")
-        for name in ("tau", "p_max", *(("tau_end",) if self.tau_end is not None else ())):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UserError(f"{name} must lie in 0 to 1, not {getattr(self, name)}")
-        if not self.t_min * self.lambda_min > 0 or not self.t_min * self.lambda_max > 0 or self.delta_t < 0:
-            raise UserError("candidates need temperatures above 0: raise t_min, lambda_min and lambda_max")
-        if not self.energy_temperature > 0:
-            raise UserError(f"energy_temperature must be above 0, not {self.energy_temperature}; its limit is lowest")
-        if self.agree < 0 or self.epsilon < 0:
-            raise UserError("agree and epsilon may not be negative")
-        if self.blocks < 0 or (self.blocks and (self.selector == "random" or self.agree)):
-            raise UserError("blocks may not be negative, and needs a compass and all K candidates: no random, no agree")
+        super().__post_init__()
+        if self.blocks and (self.selector == "random" or self.agree):
+            raise UserError("blocks needs a compass and all K candidates: no random, no agree")
         if self.agree and self.selector == "random":
             raise UserError("selector random asks for no energies, so agree has nothing to compare: leave it at 0")
 
@@ -72,17 +66,12 @@ class StudentOptim(OptimSettings):
 
     lr: float = option(1e-5, "peak learning rate")
     warmup: int = option(10_000, "steps of linear warm-up")
-    ema: float = option(0.9995, "decay of the averaged weights, the semi-teacher")
+    ema: float = option(0.9995, "decay of the averaged weights, the semi-teacher", above=0, below=1)
     ema_warmup: bool = option(False, "let the average follow fast at first: decay min(ema, (1+n)/(10+n))")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.ema > 0:
-            raise UserError("a student learns from its averaged weights: optim.ema must be above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistilSettings:
+class DistilSettings(Settings):
     """What every distillation has: tokens, a model to start from, a loop. How it distils is a method's own."""
 
     START: ClassVar[str] = "student"  # which of a bundle's models its folder means in init_from
@@ -91,20 +80,14 @@ class DistilSettings:
     init_from: ModelPath = required("run, checkpoint or bundle to start from")
     out: Path = required("folder for the run")
     name: str | None = option(None, "what the model is called in samples and tables; none is the method's own word")
-    dropout: float | None = option(None, "dropout while training; none is what init_from has")
+    dropout: float | None = option(None, "dropout while training; none is what init_from has", low=0, below=1)
     checkpoint: bool = option(False, "recompute activations in the backward pass: less memory, a third more time")
-    eval_rows: int = option(256, "held-out rows of an evaluation")
-    eval_times: int = option(8, "times at which each held-out row is looked at for the bound")
+    eval_rows: int = option(256, "held-out rows of an evaluation", low=1)
+    eval_times: int = option(8, "times at which each held-out row is looked at for the bound", low=1, high=2**16)
     resume: bool = option(False, "go on from the newest checkpoint in --out")
     allow_changed: bool = option(False, "resume although tokens or a model that the training reads have changed")
     loop: LoopSettings = option(LoopSettings(), "the training loop")
     optim: OptimSettings = option(OptimSettings(), "the optimiser")
-
-    def __post_init__(self) -> None:
-        if self.eval_rows < 1 or self.eval_times < 1:
-            raise UserError("eval_rows and eval_times must be at least 1")
-        if self.dropout is not None and not 0 <= self.dropout < 1:
-            raise UserError(f"dropout must be at least 0 and below 1, not {self.dropout}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +105,10 @@ class StudentSettings(DistilSettings):
     )
     average: Literal["logits", "probabilities"] = option("logits", "what is averaged over the stages")
     levels: Literal["inverse", "uniform"] = option("inverse", "h = 2^0 … 2^−10 with weights ∝ 1/h, or all alike")
-    level_weights: tuple[float, ...] = option((), f"weights of the {LEVELS} step sizes themselves, h = 1 first")
-    share: float | None = option(None, "share of rows with a large step; none is what the weights of h say")
+    level_weights: tuple[float, ...] = option((), f"weights of the {LEVELS} step sizes themselves, h = 1 first", low=0)
+    share: float | None = option(
+        None, "share of rows with a large step; none is what the weights of h say", low=0, high=1
+    )
     fresh: Literal["random", "fit"] = option(
         "random", "new weights of a DFM init: random, or fitted so that the student begins as its teacher"
     )
@@ -134,8 +119,3 @@ class StudentSettings(DistilSettings):
     )
     loop: StudentLoop = option(StudentLoop(), "the training loop")
     optim: StudentOptim = option(StudentOptim(), "the optimiser")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.share is not None and not 0 <= self.share <= 1:
-            raise UserError(f"share must lie in 0 to 1, not {self.share}")

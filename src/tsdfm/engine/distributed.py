@@ -15,6 +15,7 @@ import itertools
 import json
 import os
 import re
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -28,10 +29,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
+from tsdfm import terminal
+from tsdfm.engine.launch import torchrun_says
 from tsdfm.engine.sharded import sharded_module
 from tsdfm.errors import UserError
 
 T = TypeVar("T")
+PATIENCE = 10.0  # seconds after which a process says that it waits for others
 GPUS = Path("/dev")  # where a driver puts nvidia0, nvidia1, …
 
 
@@ -127,8 +131,7 @@ def gpu_does_not_start() -> bool:
 @contextlib.contextmanager
 def join(device: str = "auto") -> Iterator[Processes]:
     """Join the processes torchrun started (its environment variables say so), and part from them in the end."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    rank, size, local_rank = torchrun_says()
     place = pick_device(device, local_rank)
     if place.type == "cuda":
         torch.cuda.set_device(place)
@@ -137,7 +140,7 @@ def join(device: str = "auto") -> Iterator[Processes]:
         return
     ours = not dist.is_initialized()
     if ours:
-        _connect("nccl" if place.type == "cuda" else "gloo")
+        _connect("nccl" if place.type == "cuda" else "gloo", rank, size)
     try:
         control = dist.new_group(backend="gloo")
         yield Processes(dist.get_rank(), dist.get_world_size(), local_rank, place, control)
@@ -153,13 +156,24 @@ def _meeting_place() -> tuple[Any, Iterator[int]]:
     return store, itertools.count()
 
 
-def _connect(backend: str) -> None:
+def _connect(backend: str, rank: int, size: int) -> None:
     """Start the process group. Each meeting has its own keys: one that found the last one's (a pipeline trains several
     models in turn) would try to reach sockets that are closed, and hang."""
-    store, meetings = _meeting_place()
-    own = dist.PrefixStore(f"tsdfm-{next(meetings)}", store)  # type: ignore[attr-defined]
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group(backend, store=own, rank=rank, world_size=size)
+    where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    waiting = threading.Timer(PATIENCE, terminal.say, [f"process {rank} of {size} waits for the others at {where}"])
+    waiting.daemon = True
+    waiting.start()
+    try:
+        store, meetings = _meeting_place()
+        own = dist.PrefixStore(f"tsdfm-{next(meetings)}", store)  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=own, rank=rank, world_size=size)
+    except (RuntimeError, ValueError) as problem:
+        first = next(iter(str(problem).splitlines()), type(problem).__name__)
+        raise UserError(
+            f"process {rank} of {size} did not meet the others at {where} ({first}): use torchrun"
+        ) from None
+    finally:
+        waiting.cancel()
 
 
 def broadcast_weights(model: nn.Module, world: Processes) -> None:

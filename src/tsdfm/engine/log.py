@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Annotated, Any, TextIO, TypedDict
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -18,7 +18,8 @@ from rich.progress import BarColumn, Progress, TextColumn
 from tsdfm import terminal
 from tsdfm.engine.wandb import WandbRun
 from tsdfm.errors import UserError
-from tsdfm.store.files import disk
+from tsdfm.store.files import disk, parse_json, text_lines
+from tsdfm.store.schema import Count, check, checked
 from tsdfm.terminal import short
 
 NAME = "metrics.jsonl"
@@ -74,15 +75,31 @@ def read_metrics(run: str | Path, kind: str | None = None) -> list[dict[str, Any
     path = Path(run) / NAME
     if not path.is_file():
         raise UserError(f"no {NAME} in {run}")
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if _step(line) < math.inf]
-    return [line for line in lines if kind in (None, line["kind"])]
+    out = []
+    for number, text in text_lines(path, empty=True):
+        with contextlib.suppress(ValueError):  # a line that a kill cut short
+            out.append(checked(parse_json(text), Line, f"{path}, line {number},", "remove the line"))
+    return [line for line in out if kind in (None, line["kind"])]
+
+
+class Head(TypedDict):
+    """What every line begins with."""
+
+    step: Count
+    kind: str
+
+
+Line: Any = Annotated[dict[str, Any], Head, dict[str, int | float | str | None]]
+"""A line of the file: besides its head, numbers that may be unknown."""
 
 
 def _step(line: str) -> float:
     """The step of a line; infinite for one that is not whole."""
     try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+        found = parse_json(line)
+        check(Head, found)
+        return int(found["step"])
+    except ValueError:
         return math.inf
 
 
@@ -226,7 +243,7 @@ class Log:
 
 def outcome(run: Path, steps: int) -> str:
     """What a finished run came to, in a few words: steps, time, the held-out metric."""
-    seconds = sum(line["seconds"] for line in read_metrics(run, "train"))
+    seconds = sum(line.get("seconds") or 0 for line in read_metrics(run, "train"))
     values = next(iter(read_metrics(run, "eval")[::-1]), {})
     known = [(*words, values[name]) for name, words in RESULTS.items() if values.get(name) is not None]
     told = [f"{words.format(value)} {unit}" for words, unit, value in known]

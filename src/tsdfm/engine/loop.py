@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from functools import partial
 from pathlib import Path
@@ -32,11 +32,14 @@ from tsdfm.engine.settings import LoopSettings, OptimSettings
 from tsdfm.engine.signals import Signals, Stopped
 from tsdfm.engine.task import Feed, Record, Task
 from tsdfm.errors import UserError
-from tsdfm.settings import defaults, flat, to_dict
+from tsdfm.settings import defaults, flat, nearest, to_dict
 from tsdfm.store.checkpoint import Store, read_state
-from tsdfm.store.files import write_json
+from tsdfm.store.files import read_json, write_json
+from tsdfm.store.hashes import check_inputs, remember
+from tsdfm.store.kinds import RunState
+from tsdfm.store.lock import Lock, held
 from tsdfm.store.manifest import NAME as MANIFEST
-from tsdfm.store.manifest import make_manifest
+from tsdfm.store.manifest import make_manifest, read_manifest
 
 
 def fit(
@@ -49,6 +52,7 @@ def fit(
     out: Path,
     record: Record,
     resume: bool = False,
+    begin: Callable[[], None] | None = None,
 ) -> Path:
     """Train `task.model` for `loop.steps` steps and return the folder of the last checkpoint.
 
@@ -59,22 +63,37 @@ def fit(
         loop, optim: how long and how.
         out: the run's folder.
         record: what the manifests say.
+        begin: what a new run does first, once its folder is its own: to set the weights of step 0, say.
 
     `resume` goes on from the newest checkpoint in `out` (from the start if there is none yet). Without it, a folder
-    that has checkpoints is refused. SIGINT and SIGTERM finish the step, save and raise `Stopped` (code 130 or 143).
+    that has checkpoints is refused, and one that another process holds in any case. SIGINT and SIGTERM finish the step,
+    save and raise `Stopped` (code 130 or 143).
     """
     check_batch(loop, world)
     store = Store(out, loop.keep)
-    start = world.same(world.on_main(lambda: opening(store, resume)) or 0)
-    manifest = world.on_main(lambda: describe_run(record)) or {}
-    run = TrainingRun(task, world, loop, optim, store, manifest, record.identity)
-    run.again = "the same command" if resume else "the same command with --resume"
-    run.then = record.then
-    run.usual = defaults(type(record.settings)) if is_dataclass(record.settings) else {}
-    run.usual |= {name: record.identity[name] for name in ("method",) if name in record.identity}  # a later word
-    if start:
-        run.restore(store.at(start))
-    return run.train(feed)
+    with holding(out, world) as lock:
+        start = world.same(world.on_main(lambda: opening(store, resume)) or 0)
+        checked = world.on_main(lambda: check_inputs(record.inputs, out)) or {}
+        if begin is not None and not start:
+            begin()
+        manifest = world.on_main(lambda: describe_run(record)) or {}
+        run = TrainingRun(task, world, loop, optim, store, manifest, record.identity)
+        run.lock, run.then = lock, record.then
+        run.again = "the same command" if resume else "the same command with --resume"
+        run.usual = defaults(type(record.settings)) if is_dataclass(record.settings) else {}
+        run.usual |= {name: record.identity[name] for name in ("method",) if name in record.identity}  # a later word
+        if start:
+            run.restore(store.at(start))
+        run.check_best()
+        world.on_main(lambda: remember(out, checked))
+        return run.train(feed)
+
+
+@contextlib.contextmanager
+def holding(out: Path, world: Processes) -> Iterator[Lock | None]:
+    """The run's folder is held by process 0, for all of them."""
+    with contextlib.ExitStack() as stack:
+        yield world.on_main(lambda: stack.enter_context(held(out)))
 
 
 def describe_run(record: Record) -> dict[str, Any]:
@@ -101,6 +120,14 @@ def opening(store: Store, resume: bool) -> int:
     if not resume:
         raise UserError(f"{store.folder.parent} already has checkpoints: use --resume to go on, or another --out")
     return store.steps()[-1]
+
+
+def planned_steps(checkpoint: Path) -> int | None:
+    """How long the run was to be that wrote a checkpoint, if it says so."""
+    found: Any = read_manifest(checkpoint).get("settings")
+    for name in ("loop", "steps"):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found if isinstance(found, int) else None
 
 
 @dataclass
@@ -132,6 +159,7 @@ class TrainingRun:
         self.done = Progress()
         self._reported = (0, 0)
         self.usual: dict[str, Any] = {}
+        self.lock: Lock | None = None
         self.again = "the same command with --resume"
         self.then: tuple[str | Path, ...] = ()
         self._bare = False  # there is nothing to evaluate
@@ -155,8 +183,22 @@ class TrainingRun:
         self.done = Progress(state["step"], state["tokens"], state["best"])
         self._reported = (self.done.step, self.done.tokens)
 
+    def check_best(self) -> None:
+        """Refuse a metric for the best checkpoint that no evaluation has. The usual one may be missing: then none is
+        the best. To know another, it takes an evaluation."""
+        best, usual = self.loop.best, defaults(type(self.loop))["best"]
+        if best != usual and (values := self.learner.evaluate(self.done.step)) and best not in values:
+            raise UserError(f"loop.best: no metric of the evaluation is called {best!r}{nearest(best, values)}")
+
     def _check(self, checkpoint: Path) -> dict[str, Any]:
-        state = read_state(checkpoint)
+        state = read_state(checkpoint, RunState)
+        done, asked, planned = state["step"], self.loop.steps, planned_steps(checkpoint)
+        if done > asked or (done == asked and planned not in (None, asked)):
+            of = f" of {planned}" if planned else ""
+            raise UserError(
+                f"{self.store.folder.parent} has {done} steps{of} already, and loop.steps is {asked}: there is nothing "
+                "left to train; give more steps, or another --out"
+            )
         now, usual = flat(self.identity()), flat({"optim": to_dict(OptimSettings()), **self.usual})
         # what a checkpoint had before there was a dial for it
         then = {name: value for name, value in usual.items() if name in now} | flat(state["identity"])
@@ -197,7 +239,7 @@ class TrainingRun:
     def _open(self) -> None:
         """Say what is starting, in the folder and to the user."""
         out, step, steps = self.store.folder.parent, self.done.step, self.loop.steps
-        self.world.on_main(lambda: write_json(out / MANIFEST, {**self.manifest, "finished": False}))
+        self.world.on_main(lambda: self._describe({"finished": False}))
         log = partial(Log, out, step=step, steps=steps, tensorboard=self.loop.tensorboard, wandb=self.loop.wandb)
         self.log = self.world.on_main(lambda: log(main=True)) or log(main=False)
         if self.optim.warmup >= steps:
@@ -207,6 +249,14 @@ class TrainingRun:
         if step:
             self.log.say(f"resuming at step {step} of {steps}" if step < steps else f"step {step} of {steps} is done")
         self.watch = Stopwatch()
+
+    def _describe(self, result: Mapping[str, Any]) -> None:
+        """Write the run's manifest, unless it is that of this run and tells of its end."""
+        path, steps = self.store.folder.parent / MANIFEST, self.loop.steps
+        before = read_json(path) if path.is_file() and self.done.step == steps else {}
+        last = self.store.at(steps).relative_to(path.parent).as_posix()
+        if not before.get("finished") or before.get("checkpoint") != last:
+            write_json(path, {**self.manifest, **result})
 
     def _compiling(self, first: bool) -> contextlib.AbstractContextManager[None]:
         """Say what the first step waits for."""
@@ -270,6 +320,8 @@ class TrainingRun:
 
     def _write(self, parts: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
         best = self.done.best
+        if self.lock is not None:
+            self.lock.check()
         self.store.save(self.done.step, parts, state, self.manifest)
         if best is not None:
             self.store.mark_best(best)
@@ -279,9 +331,7 @@ class TrainingRun:
         """Note in the run's manifest that it is finished, and which checkpoint is the result."""
         out, last = self.store.folder.parent, self.store.at(self.done.step)
         result = {"finished": True, "checkpoint": last.relative_to(out).as_posix()}
-        self.world.on_main(
-            lambda: write_json(out / MANIFEST, {**self.manifest, **result, "files": read_state(last)["files"]})
-        )
+        self.world.on_main(lambda: self._describe({**result, "files": read_state(last)["files"]}))
         self.world.on_main(lambda: terminal.made(out.name, outcome(out, self.done.step), out, *self.then))
         return last
 

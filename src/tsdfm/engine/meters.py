@@ -64,7 +64,7 @@ class Meters:
 
     def load(self, state: Mapping[str, float]) -> None:
         """Go on from a checkpoint's sums."""
-        self._counts = {name: self._zero() + state[name] for name in COUNTS}
+        self._counts = {name: self._zero() + state.get(name, 0) for name in COUNTS}
         values = {name: value for name, value in state.items() if name not in COUNTS}
         vector = torch.tensor(list(values.values()), dtype=torch.float64, device=self.world.device)
         self._sums = {tuple(values): vector} if values else {}

@@ -7,12 +7,16 @@ import contextlib
 import torch
 
 from tsdfm.errors import UserError
+from tsdfm.settings import nearest
 
 MASK = (1 << 64) - 1
+PRECISIONS = ("auto", "bf16", "fp32")
 
 
 def use_bf16(precision: str, device: torch.device) -> bool:
     """`auto` is bf16 on a GPU that computes in it natively, float32 elsewhere."""
+    if precision not in PRECISIONS:
+        raise UserError(f"unknown precision {precision!r}{nearest(precision, PRECISIONS)}")
     if precision == "fp32":
         return False
     native = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)

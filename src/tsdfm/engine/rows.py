@@ -13,7 +13,7 @@ from tsdfm.engine.loop import fit
 from tsdfm.engine.settings import LoopSettings, OptimSettings
 from tsdfm.engine.task import Record, Task
 from tsdfm.errors import UserError
-from tsdfm.store.checkpoint import Store
+from tsdfm.machine import check_memory
 from tsdfm.tokens.loader import Loader, prefetch
 from tsdfm.tokens.rows import TokenRows
 
@@ -52,11 +52,18 @@ def train_rows(
         raise UserError(
             f"{record.stage} would learn the prompts in {rows.folder}: use tokens of layout document or packed"
         )
-    if Store(settings.out).newest() is None:  # else `fit` resumes it or refuses: leave what is there as it is
+    loop = settings.loop
+    share = loop.batch // world.size
+    needed, told = 16 * share * rows.length, f"a batch of {share:,} rows of {rows.length:,} tokens"
+    if world.device.type == "cpu":  # where all logits of a forward are made at once
+        needed += 8 * min(loop.micro or share, share) * rows.length * rows.vocab_size
+    check_memory(needed, told, "lower loop.batch, or set loop.micro")
+
+    def begin_run() -> None:
         if begin is not None:
             begin()
         world.on_main(lambda: rows.tokenizer.save(settings.out / "tokenizer"))
-    loop = settings.loop
+
     loader = Loader(rows, loop.batch, loop.seed, world.rank, world.size)
     fit(
         task,
@@ -67,6 +74,7 @@ def train_rows(
         out=settings.out,
         record=record,
         resume=settings.resume,
+        begin=begin_run,
     )
     return settings.out
 

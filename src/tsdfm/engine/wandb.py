@@ -6,11 +6,12 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from tsdfm.errors import UserError
 from tsdfm.store.files import read_json, write_json
 from tsdfm.store.manifest import NAME as MANIFEST
+from tsdfm.store.schema import read_record
 
 PROJECT = "tsdfm"
 NAME = "wandb.json"
@@ -22,6 +23,12 @@ LESS = {
     "x_save_requirements": False,
 }
 """What W&B would take besides, were it not told."""
+
+
+class WandbFile(TypedDict):
+    """Which run of W&B this one is."""
+
+    id: str
 
 
 class WandbRun:
@@ -39,7 +46,7 @@ class WandbRun:
             raise UserError("Weights & Biases is not installed: pip install 'tsdfm[wandb]'") from None
         known, again = run / NAME, {}
         if step and known.is_file():
-            again = {"id": str(read_json(known)["id"]), "resume": "allow"}
+            again = {"id": read_record(known, WandbFile, "delete it")["id"], "resume": "allow"}
         try:
             usual = {"project": PROJECT, "name": run.name, "dir": str(run)}
             self._run: Any = wandb.init(

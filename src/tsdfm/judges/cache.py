@@ -14,9 +14,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
+from typing import TypedDict
 
 from tsdfm.judges.base import Judge, OnDone, Score, check_prefixes
-from tsdfm.store.files import disk
+from tsdfm.store.files import disk, parse_json
+from tsdfm.store.schema import check
 
 PART = 256  # texts between two looks at the disk
 
@@ -95,6 +97,14 @@ def key_of(text: str, prefix: str = "") -> str:
     return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
 
 
+class Saved(TypedDict):
+    """A line of the file."""
+
+    judge: str
+    key: str
+    score: Score
+
+
 def read_scores(path: str | Path) -> dict[str, dict[str, Score]]:
     """The whole lines, by judge and text; one that a kill cut short is passed over."""
     path, found = Path(path), dict[str, dict[str, Score]]()
@@ -103,9 +113,10 @@ def read_scores(path: str | Path) -> dict[str, dict[str, Score]]:
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             try:
-                saved = json.loads(line)
+                saved = parse_json(line)
+                check(Saved, saved)
                 found.setdefault(saved["judge"], {})[saved["key"]] = Score(**saved["score"])
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, TypeError):
                 continue
     return found
 

@@ -9,7 +9,7 @@ from typing import Literal
 from tsdfm.engine.settings import LoopSettings, OptimSettings
 from tsdfm.errors import UserError
 from tsdfm.nn.settings import NetSettings
-from tsdfm.settings import option, required
+from tsdfm.settings import OutFile, Settings, option, required
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,25 +27,21 @@ class JudgeOptim(OptimSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class JudgeTrainSettings:
+class JudgeTrainSettings(Settings):
     """Train an autoregressive model on the tokens: an in-house judge, and the speed baseline of generation."""
 
     tokens: Path = required("the tokens folder to train on")
     out: Path = required("folder for the run")
     tied: bool = option(True, "use the embedding as the head too; false gives the head its own weights")
-    eval_rows: int = option(512, "held-out rows of an evaluation")
+    eval_rows: int = option(512, "held-out rows of an evaluation", low=1)
     resume: bool = option(False, "go on from the newest checkpoint in --out")
     net: NetSettings = option(NetSettings(), "the network (it has no condition: cond is not used)")
     loop: JudgeLoop = option(JudgeLoop(), "the training loop")
     optim: JudgeOptim = option(JudgeOptim(), "the optimiser")
 
-    def __post_init__(self) -> None:
-        if self.eval_rows < 1:
-            raise UserError("eval_rows must be at least 1")
-
 
 @dataclass(frozen=True, kw_only=True)
-class JudgeScoreSettings:
+class JudgeScoreSettings(Settings):
     """Score texts with a judge: perplexity in the definitions in use, bits per character, next-token accuracy."""
 
     judge: str = required(
@@ -54,18 +50,15 @@ class JudgeScoreSettings:
     texts: tuple[Path, ...] = required(
         "file of texts: .jsonl (field text, perhaps prefix) or .txt (one a line); - is stdin"
     )
-    limit: int | None = option(None, "read at most this many texts of each file")
+    limit: int | None = option(None, "read at most this many texts of each file", low=1)
     tokenizer: Path | None = option(None, "run or tokens folder whose tokenizer counts the texts' own tokens")
-    out: Path | None = option(None, "write the table and every score to this JSON file")
-    cache: Path | None = option(None, "keep scores here to go on after an interruption (none: beside --out)")
+    out: OutFile | None = option(None, "write the table and every score to this JSON file")
+    cache: OutFile | None = option(None, "keep scores here to go on after an interruption (none: beside --out)")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     precision: Literal["auto", "bf16", "fp32"] = option("auto", "auto is bf16 on a GPU that has it, else fp32")
-    batch: int | None = option(None, "texts at a time; none sizes it by memory")
+    batch: int | None = option(None, "texts at a time; none sizes it by memory", low=1)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.texts:
             raise UserError("texts takes at least one file")
-        for name in ("limit", "batch"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"{name} must be at least 1, not {value}")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from tsdfm.errors import UserError
-from tsdfm.store.files import text_lines
+from tsdfm.store.files import parse_json, text_lines
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ def read_texts(path: str | Path, limit: int | None = None) -> Texts:
 
 def _row(path: Path, number: int, line: str) -> tuple[str, str | None]:
     try:
-        row = json.loads(line)
+        row = parse_json(line)
         text, prefix = row["text"], row.get("prefix")
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{path}, line {number}: expected a JSON object with a field `text`") from None

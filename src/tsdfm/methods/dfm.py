@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from tsdfm.errors import UserError
 from tsdfm.methods import TextMethod
 from tsdfm.settings import option
 from tsdfm.teacher.settings import TeacherSettings
@@ -29,12 +28,9 @@ class DFMSettings(TeacherSettings):
     """DFM pre-training: a velocity network that predicts the text from any state on the way to it."""
 
     loss: Literal["cross-entropy", "generalised-kl"] = option("cross-entropy", "what is minimised")
-    time_power: float = option(1.0, "times are drawn as u^time_power; below 1 shows later, cleaner states more often")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.time_power > 0:
-            raise UserError(f"time_power must be above 0, not {self.time_power}")
+    time_power: float = option(
+        1.0, "times are drawn as u^time_power; below 1 shows later, cleaner states more often", above=0
+    )
 
 
 @dataclass(frozen=True)

@@ -46,15 +46,12 @@ class DreamSettings(LLaDASettings):
     """Dream training: a network that fills in masked tokens, those first of which the neighbours are known."""
 
     short: float = option(0.0, "share of the batches that are cut to a random length")
-    cart: float = option(0.3, "how fast the weight of what is known falls with its distance: g(1−g)^(d−1)")
-    floor: float = option(0.1, "least weight of a masked token; 0 is plain CART, which learns nothing of all-mask rows")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.cart < 1:
-            raise UserError(f"cart is a number above 0 and below 1, not {self.cart}")
-        if not 0 <= self.floor < float("inf"):
-            raise UserError(f"floor is a weight of at least 0, not {self.floor}")
+    cart: float = option(
+        0.3, "how fast the weight of what is known falls with its distance: g(1−g)^(d−1)", above=0, below=1
+    )
+    floor: float = option(
+        0.1, "least weight of a masked token; 0 is plain CART, which learns nothing of all-mask rows", low=0
+    )
 
 
 @dataclass(frozen=True)

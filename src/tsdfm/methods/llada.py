@@ -46,15 +46,8 @@ class LLaDASettings(TeacherSettings):
     """LLaDA pre-training, or fine-tuning on rows with a prompt (--init-from): a network that fills in masked tokens."""
 
     source: Literal["mask"] = option("mask", "what x_0 is: [MASK] everywhere")
-    epsilon: float = option(1e-3, "the least probability of a mask: p = (1−ε)u + ε")
-    short: float = option(0.01, "share of the batches that are cut to a random length")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.epsilon < 1:
-            raise UserError(f"epsilon is a probability above 0 and below 1, not {self.epsilon}")
-        if not 0 <= self.short <= 1:
-            raise UserError(f"short is a share of the batches from 0 to 1, not {self.short}")
+    epsilon: float = option(1e-3, "the least probability of a mask: p = (1−ε)u + ε", above=0, below=1)
+    short: float = option(0.01, "share of the batches that are cut to a random length", low=0, high=1)
 
 
 @dataclass(frozen=True)

@@ -60,9 +60,11 @@ class SDTTOptim(OptimSettings):
 class SDTTSettings(DistilSettings):
     """SDTT: a masked model distilled in rounds, in each of which its step doubles."""
 
-    teacher_steps: int = option(2, "m: steps of the teacher that one step of the student stands for")
-    start_steps: int = option(1024, "steps in which the first teacher writes: its dt is 1/start_steps")
-    round: int = option(10_000, "optimiser steps of a round; then the student becomes the teacher and dt doubles")
+    teacher_steps: int = option(2, "m: steps of the teacher that one step of the student stands for", low=1)
+    start_steps: int = option(1024, "steps in which the first teacher writes: its dt is 1/start_steps", low=1)
+    round: int = option(
+        10_000, "optimiser steps of a round; then the student becomes the teacher and dt doubles", low=1
+    )
     divergence: Literal["reverse", "forward", "mse", "tvd"] = option(
         "reverse", "reverse: KL(student ‖ target); forward: KL(target ‖ student); mse; tvd: total variation"
     )
@@ -74,9 +76,6 @@ class SDTTSettings(DistilSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("teacher_steps", "start_steps", "round"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} must be at least 1, not {getattr(self, name)}")
         rounds = METHOD.rounds(self)
         if self.teacher_steps * 2 ** (rounds - 1) > self.start_steps:
             raise UserError(

@@ -66,39 +66,32 @@ class T3DOptim(OptimSettings):
 class T3DSettings(DistilSettings):
     """T3D: a masked model that learns its own full decodes, against itself."""
 
-    traces: int = option(1024, "texts that the model it starts from writes beforehand, to learn from")
-    trace_steps: int | None = option(None, "steps of each; none is one for every token")
+    traces: int = option(1024, "texts that the model it starts from writes beforehand, to learn from", low=1)
+    trace_steps: int | None = option(None, "steps of each; none is one for every token", low=1)
     trace_jump: str = option("ancestral", "the jump they are written by: it decides the order of reveal")
-    trace_temperature: float = option(1.0, "their temperature; T3D's own is 0.1")
-    block: int = option(0, "tokens of a block, which the loss is of; 0 is all that a row has to write")
-    shares: tuple[float, ...] = option((1.0, 0.75, 0.5, 0.25), "shares of a block that are hidden")
-    share_power: float = option(8.0, "their law is ∝ share^share_power")
+    trace_temperature: float = option(1.0, "their temperature; T3D's own is 0.1", low=0)
+    block: int = option(0, "tokens of a block, which the loss is of; 0 is all that a row has to write", low=0)
+    shares: tuple[float, ...] = option((1.0, 0.75, 0.5, 0.25), "shares of a block that are hidden", above=0, high=1)
+    share_power: float = option(8.0, "their law is ∝ share^share_power", low=0)
     hide: Literal["latest", "earliest", "random"] = option(
         "latest", "which tokens of a trace are hidden; the public code hides the earliest revealed"
     )
-    random_tokens: float = option(0.1, "share of the hidden tokens that become random ones instead of [MASK]")
+    random_tokens: float = option(
+        0.1, "share of the hidden tokens that become random ones instead of [MASK]", low=0, below=1
+    )
     fake: Literal["draw", "greedy"] = option("draw", "the reference's answer x̃: a draw, or its likeliest tokens")
-    beta: float = option(0.1, "β: how sharply student and reference are compared")
-    a: float = option(0.5, "a: weight of the reference's answers")
-    path: float = option(0.2, "λ: weight of the path term")
-    path_levels: int = option(2, "J: levels of the path term")
-    round: int = option(10, "optimiser steps after which the reference becomes the student")
+    beta: float = option(0.1, "β: how sharply student and reference are compared", above=0)
+    a: float = option(0.5, "a: weight of the reference's answers", low=0)
+    path: float = option(0.2, "λ: weight of the path term", low=0)
+    path_levels: int = option(2, "J: levels of the path term", low=1)
+    round: int = option(10, "optimiser steps after which the reference becomes the student", low=1)
     loop: T3DLoop = option(T3DLoop(), "the training loop")
     optim: T3DOptim = option(T3DOptim(), "the optimiser")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("traces", "path_levels", "round"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.trace_steps is not None and self.trace_steps < 1:
-            raise UserError(f"trace_steps must be at least 1, not {self.trace_steps}")
-        if not self.shares or not all(0 < share <= 1 for share in self.shares):
-            raise UserError("shares must be numbers above 0 and at most 1")
-        if not 0 <= self.random_tokens < 1:
-            raise UserError(f"random_tokens is a share below 1, not {self.random_tokens}")
-        if not self.beta > 0 or self.a < 0 or self.path < 0 or self.block < 0:
-            raise UserError("beta must be above 0, and a, path and block at least 0")
+        if not self.shares:
+            raise UserError("shares takes at least one share")
 
 
 @dataclass(frozen=True)

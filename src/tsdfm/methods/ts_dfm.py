@@ -29,14 +29,12 @@ class TSDFMSettings(StudentSettings):
 
     policy: Navigation = option("sequence-to-token", "how midpoints are made: candidates, refinement, or both")
     compass: ModelPath | None = option(None, "the compass's run; selector random does without")
-    probe_every: int = option(50, "steps between comparisons of blind and navigated energies; 0 never")
+    probe_every: int = option(50, "steps between comparisons of blind and navigated energies; 0 never", low=0)
     navigate: NavigateSettings = option(NavigateSettings(), "navigation")
     refresh: RefreshSettings = option(RefreshSettings(), "a compass that keeps up with the student")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.probe_every < 0:
-            raise UserError(f"probe_every must be at least 0, not {self.probe_every}")
         asks = self.navigate.selector != "random"
         if asks and self.compass is None:
             raise UserError(f"policy {self.policy} needs --compass, or --navigate.selector random")

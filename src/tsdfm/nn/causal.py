@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tsdfm.errors import UserError
-from tsdfm.nn.layers import Norm, Rotary, rotate
+from tsdfm.nn.layers import Norm, Rotary, check_size, rotate
 from tsdfm.nn.settings import Shape
-from tsdfm.settings import to_dict
+from tsdfm.settings import Settings, required, to_dict
 
 
 @dataclass
@@ -145,18 +145,19 @@ class CausalNet(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CausalSpec:
+class CausalSpec(Settings):
     """What an autoregressive network is, apart from its weights; a run's manifest has it under `judge`."""
 
     shape: Shape
-    vocab: int
+    vocab: int = required("different tokens", low=1, high=2**20)
     tied: bool
-    length: int
-    anchor: int
+    length: int = required("tokens in a row", low=1, high=2**20)
+    anchor: int = required("positions at the front of a row that are never noise", low=0, high=2**20)
     tokenizer: str
 
     def network(self) -> CausalNet:
         """A fresh network of this kind."""
+        check_size(self.shape, self.vocab)
         return CausalNet(self.shape, vocab=self.vocab, tied=self.tied)
 
     def plain(self) -> dict[str, Any]:

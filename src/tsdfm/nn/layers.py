@@ -110,6 +110,12 @@ class Block(nn.Module):
         return out
 
 
+def check_size(shape: Shape, vocab: int) -> None:
+    """Refuse a network that no memory here can hold, before it is made; one without weights (`meta`) may be any."""
+    if torch.get_default_device().type != "meta":
+        shape.check(vocab)
+
+
 def zero_(layer: nn.Linear) -> nn.Linear:
     """Start a linear layer at zero."""
     nn.init.zeros_(layer.weight)

@@ -5,37 +5,37 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tsdfm.errors import UserError
-from tsdfm.settings import nearest, option
+from tsdfm.machine import check_memory
+from tsdfm.settings import Settings, nearest, option, required
 
 PRESETS = {"tiny": 128, "small": 384, "170m": 768, "1b3": 2048}
 CONDITION = {"1b3": 256}  # as the public 1.3B files have it; others 128
 
 
 @dataclass(frozen=True, kw_only=True)
-class NetSettings:
+class NetSettings(Settings):
     """Width is the dial; what is left at none follows from it. 768 gives the paper's 12 blocks, 2 048 gives 21."""
 
     preset: str = option("small", "size by name: tiny (128 wide), small (384), 170m (768), 1b3 (2048)")
-    width: int | None = option(None, "width of the residual stream; none takes the preset's")
-    depth: int | None = option(None, "blocks; none gives 12·(width/768)^0.57, rounded")
-    heads: int | None = option(None, "attention heads; none gives heads of 64 (of 32 below width 256)")
-    cond: int | None = option(None, "width of the condition that drives adaLN; none gives 128, and 256 for 1b3")
-    mlp_ratio: int = option(4, "hidden width of the MLP over the width")
-    dropout: float = option(0.1, "dropout after attention and MLP, while training")
+    width: int | None = option(None, "width of the residual stream; none takes the preset's", low=1, high=2**17)
+    depth: int | None = option(None, "blocks; none gives 12·(width/768)^0.57, rounded", low=1, high=1024)
+    heads: int | None = option(
+        None, "attention heads; none gives heads of 64 (of 32 below width 256)", low=1, high=1024
+    )
+    cond: int | None = option(
+        None, "width of the condition that drives adaLN; none gives 128, and 256 for 1b3", low=1, high=2**17
+    )
+    mlp_ratio: int = option(4, "hidden width of the MLP over the width", low=1, high=64)
+    dropout: float = option(0.1, "dropout after attention and MLP, while training", low=0, below=1)
     checkpoint: bool = option(False, "recompute activations in the backward pass: less memory, a third more time")
-    positions: int = option(0, "also learn an embedding of each place, for rows up to so long (beside rotary); 0: none")
+    positions: int = option(
+        0, "also learn an embedding of each place, for rows up to so long (beside rotary); 0: none", low=0, high=2**20
+    )
 
     def shape(self) -> Shape:
         """The concrete sizes, checked."""
         if self.preset not in PRESETS:
             raise UserError(f"unknown preset {self.preset!r}{nearest(self.preset, PRESETS)}")
-        sizes = (self.width, self.depth, self.heads, self.cond, self.mlp_ratio)
-        if any(size is not None and size < 1 for size in sizes):
-            raise UserError("net.width, depth, heads, cond and mlp_ratio must be at least 1")
-        if self.positions < 0:
-            raise UserError(f"net.positions is a length, 0 for none, not {self.positions}")
-        if not 0 <= self.dropout < 1:
-            raise UserError(f"net.dropout must be at least 0 and below 1, not {self.dropout}")
         width = self.width or PRESETS[self.preset]
         heads = self.heads or max(1, width // (64 if width >= 256 else 32))
         if width % heads or (width // heads) % 2:
@@ -55,14 +55,24 @@ class NetSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class Shape(Settings):
     """A network's concrete sizes."""
 
-    width: int
-    depth: int
-    heads: int
-    cond: int
-    hidden: int
-    dropout: float
-    checkpoint: bool
-    positions: int = 0
+    width: int = required("width of the residual stream", low=1, high=2**17)
+    depth: int = required("blocks", low=1, high=1024)
+    heads: int = required("attention heads", low=1, high=1024)
+    cond: int = required("width of the condition", low=1, high=2**17)
+    hidden: int = required("hidden width of the MLP", low=1, high=2**23)
+    dropout: float = required("dropout while training", low=0, below=1)
+    checkpoint: bool = required("are activations recomputed?")
+    positions: int = option(0, "places that have a learned embedding", low=0, high=2**20)
+
+    def weights(self, vocab: int) -> int:
+        """About how many weights a network of this shape has: those of its matrices, from tokens to logits."""
+        block = 4 * self.width**2 + 2 * self.width * self.hidden + 6 * self.width * self.cond
+        return self.depth * block + (2 * vocab + self.positions) * self.width
+
+    def check(self, vocab: int) -> None:
+        """Refuse a network whose weights alone, of 4 bytes, would not fit into memory."""
+        count = self.weights(vocab)
+        check_memory(4 * count, f"a network of {count:,} weights", "lower net.width or net.depth")

@@ -22,13 +22,14 @@ from tsdfm.flow.source import Source, source_from
 from tsdfm.flow.walk import Model
 from tsdfm.kernels.head import quick_logits
 from tsdfm.nn.ddit import DDiT
+from tsdfm.nn.layers import check_size
 from tsdfm.nn.settings import Shape
-from tsdfm.settings import build, to_dict
+from tsdfm.settings import Settings, build, option, required, to_dict
 from tsdfm.store.bundle import find_weights
 
 
 @dataclass(frozen=True, kw_only=True)
-class VelocitySpec:
+class VelocitySpec(Settings):
     """What a velocity network is, apart from its weights: its sizes, its flow, what it is told and what it answers.
 
     `time` and `step_size` say whether it sees t and h (a network that does not see t is told 0); `clock` is how it is
@@ -39,11 +40,11 @@ class VelocitySpec:
     """
 
     shape: Shape
-    vocab: int
+    vocab: int = required("different tokens", low=1, high=2**20)
     source: str
     schedule: str
-    length: int
-    anchor: int
+    length: int = required("tokens in a row", low=1, high=2**20)
+    anchor: int = required("positions at the front of a row that are never noise", low=0, high=2**20)
     tokenizer: str
     step_size: bool = False
     time: bool = True
@@ -51,7 +52,7 @@ class VelocitySpec:
     logits: str = "plain"
     method: str = ""
     jump: str = ""
-    rounds: int = 0
+    rounds: int = option(0, "rounds of distillation", low=0)
     shift: bool = False
     latent: bool = False
 
@@ -65,6 +66,7 @@ class VelocitySpec:
 
     def network(self) -> DDiT:
         """A fresh network of this kind."""
+        check_size(self.shape, self.vocab)
         tokens = self.flow_source().tokens
         told = {"step_size": self.step_size, "shift": self.shift, "latent": self.latent}
         return DDiT(self.shape, vocab=self.vocab, tokens=tokens, **told)

@@ -12,7 +12,6 @@ from tsdfm import terminal
 from tsdfm.errors import UserError
 from tsdfm.methods import method_of
 from tsdfm.settings import defaults, flags_of, flat, merge, path_settings, to_dict
-from tsdfm.store.files import read_json
 from tsdfm.store.manifest import NAME as MANIFEST
 from tsdfm.store.manifest import input_sha256, read_manifest
 
@@ -42,7 +41,7 @@ def is_finished(settings: Any, method: str | None = None) -> bool:
             f"{settings.out} holds a finished run of {made_by.name}, and this is {method}: "
             "remove it or give another --out"
         )
-    whole = merge(defaults(type(settings)), found["settings"])  # a newer setting was at its default
+    whole = merge(defaults(type(settings)), found.get("settings") or {})  # a newer setting was at its default
     then, now = (comparable(each, type(settings)) for each in (whole, to_dict(settings)))
     for name in sorted(now):  # what a run of old knew besides is not of its method
         if then.get(name) != now.get(name):
@@ -50,7 +49,7 @@ def is_finished(settings: Any, method: str | None = None) -> bool:
                 f"{settings.out} holds a finished run of other settings: {name} was {then.get(name)} and is now "
                 f"{now.get(name)}; use what it was, remove the run or give another --out"
             )
-    for name, made_from in found["inputs"].items():
+    for name, made_from in found.get("inputs", {}).items():
         path = input_path(settings, name)
         if path is None or input_sha256(path) != made_from["sha256"]:
             raise UserError(f"{settings.out} was made from other {name}: remove it or give another --out")
@@ -61,8 +60,8 @@ def input_path(settings: Any, name: str) -> Path | None:
     """Where a stage's settings have one of its inputs, if they still have it."""
     from tsdfm.store.bundle import on_disk
 
-    place = next(each for each, *_ in flags_of(type(settings)) if each.rpartition(".")[2] == name)
-    found: Path | None = attrgetter(place)(settings)
+    place = next((each for each, *_ in flags_of(type(settings)) if each.rpartition(".")[2] == name), None)
+    found: Path | None = None if place is None else attrgetter(place)(settings)
     start = settings.START if name == "init_from" else None
     return found if found is None else on_disk(found, name, start)
 
@@ -75,11 +74,11 @@ def comparable(values: dict[str, Any], cls: type) -> dict[str, Any]:
 
 def examine(settings: Any) -> None:
     """Validate a compass, unless the same has been done to the same checkpoint."""
-    from tsdfm.compass.validate import VALIDATION, in_words, validate
+    from tsdfm.compass.validate import VALIDATION, in_words, read_validation, validate
     from tsdfm.store.checkpoint import find_checkpoint
 
     done = settings.compass / VALIDATION
-    found = read_json(done) if done.is_file() else {}
+    found = read_validation(done) if done.is_file() else {}
     same = found.get("checkpoint") == find_checkpoint(settings.compass, settings.choose).name
     if not same or found.get("settings") != to_dict(settings):
         found = validate(settings)

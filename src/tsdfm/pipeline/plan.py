@@ -15,8 +15,9 @@ from tsdfm.corpus.world import world_named
 from tsdfm.errors import UserError
 from tsdfm.judges.settings import JudgeTrainSettings
 from tsdfm.recipes import Entry, Recipe, known
+from tsdfm.recipes.recipe import table
 from tsdfm.recipes.trainers import kind, settings_known, trainer
-from tsdfm.settings import Name, build, option, path_from, path_settings
+from tsdfm.settings import Name, Settings, build, option, path_from, path_settings
 from tsdfm.tokens.settings import TokensSettings
 
 if TYPE_CHECKING:
@@ -67,16 +68,14 @@ class Table:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportSettings:
+class ReportSettings(Settings):
     """What [report] itself may say; `[report.policy]` has the settings of `tsdfm report policy`, and so on."""
 
     tables: tuple[Name, ...] = option((), "tables of `tsdfm report`, by name")
-    trajectories: int = option(0, "steps of the trajectories that are recorded for the player; 0 records none")
+    trajectories: int = option(
+        0, "steps of the trajectories that are recorded for the player; 0 records none", low=0, high=2**16
+    )
     page: bool = option(True, "write index.html")
-
-    def __post_init__(self) -> None:
-        if self.trajectories < 0:
-            raise UserError("trajectories of [report] is a number of steps, 0 for none")
 
 
 @dataclass(frozen=True)
@@ -250,6 +249,6 @@ def with_report(plan: Plan, recipe: Recipe) -> Plan:
             continue  # one that is used from elsewhere, and was not examined there
         module, _, function = TABLES[name].run.partition(":")
         run = getattr(import_module(f"tsdfm.report.{module}"), function)
-        given = {"runs": [plan.out, *(path for path in models if path.parent != plan.out)], **sections.get(name, {})}
+        given = {"runs": [plan.out, *(path for path in models if path.parent != plan.out)], **table(sections, name)}
         tables.append(Table(name, run, build(get_type_hints(run)["settings"], given, f"report.{name}")))
     return replace(plan, tables=tuple(tables), report=report)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from tsdfm import terminal
+from tsdfm.engine.launch import torchrun_says
 from tsdfm.errors import UserError
 from tsdfm.pipeline.jobs import Crew, Job
 from tsdfm.pipeline.plan import Plan, make_plan
@@ -20,7 +20,7 @@ from tsdfm.settings import nearest
 
 def run(settings: PipelineSettings) -> Path:
     """Run every stage the recipe has a section for, and return the folder."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if torchrun_says()[1] > 1:
         raise UserError("a pipeline runs in one process: start only the training stage with torchrun")
     plan = make_plan(read_recipe(settings.recipe, settings.set), settings.out)
     todo = trainings(plan)

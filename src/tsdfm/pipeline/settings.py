@@ -6,28 +6,33 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tsdfm.errors import UserError
-from tsdfm.settings import RecipeName, option, required
+from tsdfm.settings import RecipeName, Settings, option, required
 
 
 @dataclass(frozen=True, kw_only=True)
-class PipelineSettings:
+class PipelineSettings(Settings):
     """Which recipe to run, and where."""
 
     recipe: RecipeName = required("a recipe that comes with tsdfm, or a TOML file")
     out: Path = option(Path("runs/demo"), "folder for everything it makes")
     set: tuple[str, ...] = option((), "override a setting, as in teacher.loop.steps=100; may be given many times")
     verbose: bool = option(False, "show all that the stages have to say, not a line or two of each (also -v)")
-    jobs: int = option(1, "models to train at a time, each in a process of its own: for small ones on a large GPU")
+    jobs: int = option(
+        1, "models to train at a time, each in a process of its own: for small ones on a large GPU", low=1, high=1024
+    )
     only: str | None = option(None, "train this one model alone, by the name of its folder, as in ts-dfm-uniform")
 
-    retry: int = option(1, "with --jobs: how often a model whose process broke off is begun again, from its checkpoint")
+    retry: int = option(
+        1, "with --jobs: how often a model whose process broke off is begun again, from its checkpoint", low=0
+    )
 
     limit: float | None = option(
-        None, "with --jobs: seconds of training, after which all is saved and stopped; the same command goes on"
+        None,
+        "with --jobs: seconds of training, after which all is saved and stopped; the same command goes on",
+        above=0,
     )
 
     def __post_init__(self) -> None:
-        if self.limit is not None and (not self.limit > 0 or self.jobs < 2 or self.only is not None):
-            raise UserError("limit is a time in seconds, above 0, and needs --jobs 2 or more, without --only")
-        if self.jobs < 1 or self.retry < 0:
-            raise UserError(f"jobs must be at least 1 and retry at least 0, not {self.jobs} and {self.retry}")
+        super().__post_init__()
+        if self.limit is not None and (self.jobs < 2 or self.only is not None):
+            raise UserError("limit needs --jobs 2 or more, without --only")

@@ -13,7 +13,7 @@ from tsdfm.errors import UserError
 from tsdfm.pipeline.done import examine, train
 from tsdfm.pipeline.plan import Model, Plan
 from tsdfm.recipes.trainers import trainer
-from tsdfm.store.files import read_json, write_json
+from tsdfm.store.files import write_json
 from tsdfm.store.manifest import NAME as MANIFEST
 
 
@@ -81,7 +81,9 @@ def make_report(plan: Plan) -> None:
     """Everything after the training: `compass.json`, `metrics.json`, tables, trajectories, the page, the closing."""
     report, wanted, verbose = plan.out / "report", plan.report, not terminal.quiet()
     if folders := plan.examined():
-        write_json(report / "compass.json", {s: read_json(f / "validation.json") for s, f in folders.items()})
+        from tsdfm.compass.validate import VALIDATION, read_validation
+
+        write_json(report / "compass.json", {s: read_validation(f / VALIDATION) for s, f in folders.items()})
     if plan.measure is not None:
         from tsdfm.report.measure import run as measure
 

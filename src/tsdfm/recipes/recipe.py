@@ -26,7 +26,6 @@ A flag that reaches nothing is refused.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
@@ -35,8 +34,9 @@ from typing import Any
 
 from tsdfm.errors import UserError
 from tsdfm.methods import student_method
+from tsdfm.ranges import SEED, Range, shown
 from tsdfm.recipes.trainers import COMPASS, kind, settings_known, student_settings, trainer
-from tsdfm.settings import convert, defaults, load_toml, merge, nearest, path_from
+from tsdfm.settings import convert, defaults, hold, load_toml, merge, nearest, parse_toml, path_from
 
 FOLDER = Path(__file__).parent
 SOURCES = ("uniform", "mask")
@@ -77,9 +77,9 @@ def shipped() -> list[str]:
 
 def find(recipe: str) -> Path:
     """The file of a recipe given by name (`tiny_cpu`) or path."""
-    path, named = path_from(recipe, "the recipe"), FOLDER / f"{recipe}.toml"
-    if named.is_file():
-        return named
+    path = path_from(recipe, "the recipe")
+    if recipe in shipped():
+        return FOLDER / f"{recipe}.toml"
     if path.suffix == ".toml" or path.is_file():
         return path
     raise UserError(f"no recipe called {recipe!r}{nearest(recipe, shipped())}")
@@ -89,9 +89,12 @@ def read_recipe(recipe: str, flags: Sequence[str] = ()) -> Recipe:
     """A recipe by name or path, on top of the files it extends, under `--set` flags."""
     over = overrides(flags)
     instead = over.pop("extends", None)
-    files, names = list[Plain](), [recipe]
+    files, names, seen = list[Plain](), [recipe], list[Path]()
     while True:
         path = find(names[-1])
+        if path.resolve() in seen:
+            raise UserError(f"recipes extend each other in a circle: {', '.join(names)}")
+        seen.append(path.resolve())
         own = load_toml(path)
         base = own.pop("extends", None)
         base = base if files or instead is None else instead
@@ -99,11 +102,9 @@ def read_recipe(recipe: str, flags: Sequence[str] = ()) -> Recipe:
         if base is None:
             return Recipe(files, over)
         if not isinstance(base, str):
-            raise UserError(f"extends of recipe {names[-1]} takes the name of a recipe, not {base!r}")
-        beside = path.parent / base
+            raise UserError(f"extends of recipe {names[-1]} takes the name of a recipe, not {shown(base)}")
+        beside = path.parent / path_from(base, f"extends of recipe {names[-1]}")
         names.append(str(beside) if beside.suffix == ".toml" and beside.is_file() else base)
-        if names[-1] in names[:-1]:
-            raise UserError(f"recipes extend each other in a circle: {', '.join(names)}")
 
 
 def overrides(pairs: Sequence[str]) -> Plain:
@@ -116,9 +117,9 @@ def overrides(pairs: Sequence[str]) -> Plain:
     seen: dict[str, list[Any]] = {}
     for pair in pairs:
         path, equals, text = pair.partition("=")
-        if not equals:
-            raise UserError(f"--set takes section.name=value, not {pair!r}")
         parts = [quoted or plain for quoted, plain in PART.findall(path.strip())]
+        if not equals or not parts:
+            raise UserError(f"--set takes section.name=value, not {shown(pair)}")
         value = toml_value(text)
         if parts[-1:] == ["sources"] and isinstance(value, str):
             value = value.split(",")
@@ -134,8 +135,8 @@ def overrides(pairs: Sequence[str]) -> Plain:
 def toml_value(text: str) -> Any:
     """A list, a table or a text in quotes as TOML has it; anything else is left as it is written."""
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        value = parse_toml(f"value = {text}")["value"]
+    except ValueError:
         return text
     return value if isinstance(value, (str, list, dict)) else text
 
@@ -169,7 +170,9 @@ class Recipe:
     @cached_property
     def seed(self) -> int:
         """The seed of what is drawn besides training and measuring."""
-        return int(convert(int, (self.files | self.flags).get("seed", 0), "seed"))
+        found = int(convert(int, (self.files | self.flags).get("seed", 0), "seed"))
+        hold(int, found, Range(**SEED), "seed")
+        return found
 
     @cached_property
     def sources(self) -> tuple[str, ...]:
@@ -218,9 +221,9 @@ class Recipe:
             like = self._own(line[0], source).get("like", usual)
             if like is None:
                 return line
-            if like not in self.names or like in line:
+            if not isinstance(like, str) or like not in self.names or like in line:
                 others = [other for other in self.names if other != line[0]]
-                raise UserError(f"{line[0]} cannot be like {like!r}{nearest(str(like), others)}")
+                raise UserError(f"{line[0]} cannot be like {shown(like)}{nearest(shown(like), others)}")
             line.insert(0, like)
 
     def _method(self, name: str, source: str | None) -> str | None:
@@ -315,7 +318,10 @@ def table(values: Plain, name: str) -> Plain:
 
 def listed(value: Any, what: str) -> tuple[str, ...]:
     """Names of sources: one, or a list."""
-    found = (value,) if isinstance(value, str) else tuple(value)
+    found = (value,) if isinstance(value, str) else value
+    if not isinstance(found, (list, tuple)) or not all(isinstance(name, str) for name in found):
+        raise UserError(f"{what} takes names, not {shown(value)}")
+    found = tuple(found)
     known(found, SOURCES, what)
     return found
 

@@ -26,6 +26,7 @@ from tsdfm.metrics.diversity import token_accuracy
 from tsdfm.report.rows import REAL, Plain
 from tsdfm.samples.given import Given
 from tsdfm.store.files import read_json, write_json
+from tsdfm.store.schema import Wrong, check
 from tsdfm.tokens.tokenizer import Tokenizer
 
 FORMAT = 1
@@ -150,7 +151,10 @@ class Cells:
         name = "-".join([*words, hashlib.sha256(text.encode()).hexdigest()[:16]])
         path = self.folder / f"{''.join(c if c.isalnum() or c in '-._' else '_' for c in name)}.json"
         if path.is_file():
-            return load_cell(path)
+            found = load_cell(path)
+            if json.dumps(found.key, sort_keys=True, ensure_ascii=False) != text:
+                raise UserError(f"{path} is damaged (it is of other texts): remove it, and it is made again")
+            return found
         made = make()
         plain = {f.name: getattr(made, f.name) for f in fields(made)}
         # a row of tokens is one string, which keeps the file readable and small
@@ -162,9 +166,13 @@ def load_cell(path: Path) -> Cell:
     """A cell from its file, or one clear line."""
     plain = read_json(path)
     try:
-        if plain.pop("format") != FORMAT:
-            raise ValueError("another format")
-        tokens = [[int(word) for word in row.split()] for row in plain.pop("tokens")]
-        return Cell(**plain, tokens=tokens)
-    except (KeyError, TypeError, ValueError, AttributeError) as problem:
-        raise UserError(f"{path} is damaged ({problem!r}): remove it, and it is made again") from None
+        if plain.pop("format", None) != FORMAT:
+            raise Wrong("it has another format")
+        check(list[str], plain.get("tokens"), "tokens")
+        plain["tokens"] = [[int(word) for word in row.split()] for row in plain["tokens"]]
+        check(Cell, plain)
+        if any(len(row) != plain["length"] for row in plain["tokens"]):
+            raise Wrong(f"a row has not the {plain['length']} tokens of the others")
+        return Cell(**{f.name: plain[f.name] for f in fields(Cell) if f.name in plain})
+    except ValueError as problem:
+        raise UserError(f"{path} is damaged ({problem}): remove it, and it is made again") from None

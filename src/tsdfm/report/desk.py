@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from rich.console import Console
 
@@ -22,6 +22,7 @@ from tsdfm.samples.guide import Guide, guide_from
 from tsdfm.store.bundle import is_bundle
 from tsdfm.store.manifest import NAME as MANIFEST
 from tsdfm.store.manifest import read_manifest
+from tsdfm.store.schema import Count, checked
 
 SAMPLES = 64
 GUIDED = 32  # guided texts cost several times as much
@@ -149,7 +150,17 @@ def spoken(row: Row) -> str:
 def measured_before(report: Path) -> Plain:
     """The settings with which the runs were measured, if they were."""
     found = read_manifest(report).get("settings") if (report / MANIFEST).is_file() else None
-    return found if isinstance(found, dict) else {}
+    return dict(checked(found or {}, Measured, report / MANIFEST))
+
+
+class Measured(TypedDict, total=False):
+    """What is read of these settings."""
+
+    samples: Count
+    seed: int
+    world: str | None
+    judges: list[str]
+    name: str | None
 
 
 def world_of(home: Path, before: Plain) -> str:

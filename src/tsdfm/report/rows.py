@@ -9,11 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any, Self, TypeVar
+from pathlib import Path
+from typing import Any, Required, Self, TypedDict, TypeVar
 
+from tsdfm.errors import UserError
 from tsdfm.metrics.intervals import Estimate
 from tsdfm.metrics.ngrams import TextStats
 from tsdfm.metrics.perplexity import JudgeScores
+from tsdfm.store.files import MEND, read_any_json
+from tsdfm.store.schema import Count, Wrong, check
 
 REAL = "held-out text"
 COLLAPSE = 1.0
@@ -126,13 +130,58 @@ class Row:
 
     @classmethod
     def read(cls, found: Mapping[str, Any]) -> Self:
-        """A row from JSON. What is missing is not known."""
+        """A row from JSON, or `Wrong`. What is missing is not known."""
+        check(RowFile, found)
         flat = {"entropy_bits_interval": found.get("entropy_interval"), **found}
         judges = {name: record(JudgeScores, one) for name, one in (found.get("judges") or {}).items()}
-        known: Plain = {f.name: found[f.name] for f in fields(cls) if f.name in found}
+        known: Plain = {f.name: found[f.name] for f in fields(cls) if found.get(f.name) is not None}
         known |= {"texts": tuple(found.get("texts") or ()), "text": record(TextStats, flat)}
         known["judges"] = judges or {str(found.get("judge") or ""): record(JudgeScores, flat)}
         return cls(**{**known, "story": record(StoryScores, flat) if estimate(flat, "valid") else None})
+
+
+class RowFile(TypedDict, total=False):
+    """What is read of a row, besides its figures."""
+
+    method: Required[str]
+    source: str | None
+    steps: Count | None
+    nfe: Count | None
+    compass_calls: int | float | None
+    guide: str | None
+    samples: Count | None
+    judges: dict[str, Plain] | None
+    broken_rules: dict[str, Count] | None
+    length: Count | None
+    temperature: int | float | None
+    top_p: int | float | None
+    jump: str | None
+    draw: str | None
+    precision: str | None
+    seed: int | None
+    run: str | None
+    checkpoint: str | None
+    hardware: str | None
+    tokens_per_s: int | float | None
+    texts: list[str] | None
+    collapsed: bool | None
+    judge_tokens: Count | None
+    characters: Count | None
+    unscored: Count | None
+
+
+def rows_in(path: Path) -> list[Row]:
+    """The rows of a `metrics.json`, or one clear line."""
+    return rows_of(read_any_json(path), path)
+
+
+def rows_of(found: Any, path: Path) -> list[Row]:
+    """Rows from the file at `path`."""
+    try:
+        check(list[Any], found)
+        return [Row.read(row) for row in found]
+    except Wrong as problem:
+        raise UserError(f"{path} is damaged ({problem}): {MEND}") from None
 
 
 OPTIONAL = ("jump", "draw", "precision", "run")
@@ -155,10 +204,16 @@ def plain(made: Any) -> Plain:
 def record(cls: type[Kind], found: Mapping[str, Any]) -> Kind:
     """The record of JSON's fields."""
     read = {
-        f.name: estimate(found, f.name) if "Estimate" in str(f.type) else found.get(f.name)
+        f.name: estimate(found, f.name) if "Estimate" in str(f.type) else figure(found, f.name)
         for f in fields(cls)  # type: ignore[arg-type]
     }
     return cls(**{name: value for name, value in read.items() if value is not None})
+
+
+def figure(found: Mapping[str, Any], name: str) -> Any:
+    """A number, or the counts of broken rules; none where it is neither."""
+    value = found.get(name)
+    return value if finite(value) or isinstance(value, Mapping) else None
 
 
 def estimate(found: Mapping[str, Any], name: str) -> Estimate | None:

@@ -17,7 +17,6 @@ from tsdfm.errors import UserError
 from tsdfm.methods import jump_for, method, method_of, names
 from tsdfm.store.bundle import find_shipped, read_bundle, unshipped
 from tsdfm.store.checkpoint import has_checkpoint
-from tsdfm.store.files import read_json
 from tsdfm.store.manifest import NAME as MANIFEST
 from tsdfm.store.manifest import read_manifest
 
@@ -288,7 +287,7 @@ def runs_at(path: Path) -> list[TrainedRun]:
     if own is not None and own.kind:
         return [own]
     inside = sorted(p for p in path.iterdir() if (p / MANIFEST).is_file())
-    runs = [TrainedRun(p, read_json(p / MANIFEST)) for p in inside]
+    runs = [TrainedRun(p, read_manifest(p)) for p in inside]
     return [run for run in runs if run.kind == "tokens" or (run.kind and has_checkpoint(run.path))]
 
 

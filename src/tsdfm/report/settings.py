@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tsdfm.distil.settings import NavigateSettings, PolicyName
 from tsdfm.errors import UserError
+from tsdfm.ranges import SEED
 from tsdfm.samples.defaults import JUMP
-from tsdfm.settings import ModelPath, Name, option, required
+from tsdfm.settings import ModelPath, Name, OutFile, Settings, option, required
 
 if TYPE_CHECKING:
     from tsdfm.report.runs import TrainedRun
@@ -21,35 +21,32 @@ BLIND = "temperatures of a sweep without guidance, to compare guided texts with 
 
 
 def check_lists(settings: Any) -> None:
-    """Refuse step counts and temperatures that cannot be sampled, before anything is; some may be left empty."""
+    """Refuse empty lists of step counts and temperatures, before anything is sampled; some may be left empty."""
     usual = {field.name: field.default for field in fields(settings)}
     for name in ("steps", "temperatures"):
         if usual.get(name) and getattr(settings, name) == ():
             raise UserError(f"{name} takes at least one value")
-    counts = [getattr(settings, name, ()) for name in ("steps", "teacher_steps", "frontier_steps")]
-    if min((at for some in counts for at in (some if isinstance(some, tuple) else [some])), default=1) < 1:
-        raise UserError("steps takes step counts of at least 1")
-    if not all(0 < temperature < math.inf for temperature in getattr(settings, "temperatures", ())):
-        raise UserError("temperatures of a sweep must be above 0, and finite")
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasureSettings:
+class MeasureSettings(Settings):
     """What to sample and how to judge it."""
 
-    steps: tuple[int, ...] = option((4, 8, 16, 32), "step counts")
-    teacher_steps: tuple[int, ...] = option((4, 8, 16, 32, 256), "step counts of a many-step model; empty is `steps`")
-    samples: int = option(256, "texts for each step count")
-    seed: int = option(0, "seed of the sampling")
-    temperature: float = option(1.0, "sampling temperature")
-    top_p: float = option(1.0, "keep the most likely tokens up to this share of the probability")
+    steps: tuple[int, ...] = option((4, 8, 16, 32), "step counts", low=1, high=10**6)
+    teacher_steps: tuple[int, ...] = option(
+        (4, 8, 16, 32, 256), "step counts of a many-step model; empty is `steps`", low=1, high=10**6
+    )
+    samples: int = option(256, "texts for each step count", low=1)
+    seed: int = option(0, "seed of the sampling", **SEED)
+    temperature: float = option(1.0, "sampling temperature", low=0)
+    top_p: float = option(1.0, "keep the most likely tokens up to this share of the probability", above=0, high=1)
     jump: str = option("auto", JUMP)
     world: str | None = option("small", "story world whose exact judge reads the texts: full or small; '' is none")
     judges: tuple[str, ...] = option((), "more judges, as `tsdfm judge score` takes them; may be given many times")
-    show: int = option(2, "texts to keep as examples in each row")
+    show: int = option(2, "texts to keep as examples in each row", low=0)
     frontier: bool = option(False, "also sweep the temperature, for perplexity at matched entropy")
-    temperatures: tuple[float, ...] = option((0.7, 0.8, 0.9, 1.0, 1.1), "temperatures of the sweep")
-    frontier_steps: tuple[int, ...] = option((), "step counts of the sweep; empty is `steps`")
+    temperatures: tuple[float, ...] = option((0.7, 0.8, 0.9, 1.0, 1.1), "temperatures of the sweep", above=0)
+    frontier_steps: tuple[int, ...] = option((), "step counts of the sweep; empty is `steps`", low=1, high=10**6)
     control: str = option(
         "control", "the method a frontier is compared with (a blind student where there is no such run)"
     )
@@ -57,9 +54,8 @@ class MeasureSettings:
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_lists(self)
-        if self.samples < 1 or self.show < 0 or not self.temperature >= 0:
-            raise UserError("samples must be at least 1, and show and temperature may not be negative")
 
     def steps_of(self, run: TrainedRun) -> tuple[int, ...]:
         """The step counts of a run: a many-step model has a list of its own."""
@@ -67,7 +63,7 @@ class MeasureSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportSettings:
+class ReportSettings(Settings):
     """Which runs a table is about, and how its texts are made and judged. What is none is as the runs were measured."""
 
     runs: tuple[ModelPath, ...] = required("a pipeline's folder, run folders, or a shipped model's name; RUN@JUMP")
@@ -76,10 +72,10 @@ class ReportSettings:
     )
     out: Path | None = option(None, "folder of the report; none is `report` beside the runs")
     tokens: Path | None = option(None, "the tokens folder, for held-out text; none finds it")
-    samples: int | None = option(None, "texts for each figure; none is what the runs were measured with, or 64")
-    seed: int | None = option(None, "seed of the sampling; none is what the runs were measured with, or 0")
-    temperature: float = option(1.0, "sampling temperature")
-    top_p: float = option(1.0, "keep the most likely tokens up to this share of the probability")
+    samples: int | None = option(None, "texts for each figure; none is what the runs were measured with, or 64", low=1)
+    seed: int | None = option(None, "seed of the sampling; none is what the runs were measured with, or 0", **SEED)
+    temperature: float = option(1.0, "sampling temperature", low=0)
+    top_p: float = option(1.0, "keep the most likely tokens up to this share of the probability", above=0, high=1)
     jump: str = option("auto", JUMP)
     world: str | None = option(None, "story world that judges: full or small; none finds it, '' is no story world")
     judges: tuple[str, ...] = option((), "more judges, as `tsdfm judge score` takes them; may be given many times")
@@ -87,18 +83,19 @@ class ReportSettings:
     verbose: bool = option(False, "print whole tables and every cell; without it, what fits on a screen")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_lists(self)
-        if self.samples is not None and self.samples < 1:
-            raise UserError(f"samples must be at least 1, not {self.samples}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasureRunsSettings(ReportSettings):
     """Measure runs: sample each at several step counts and write `metrics.json`."""
 
-    steps: tuple[int, ...] = option((4, 8, 16, 32), "step counts")
-    teacher_steps: tuple[int, ...] = option((4, 8, 16, 32, 256), "step counts of a many-step model; empty is `steps`")
-    show: int = option(2, "texts to keep as examples in each row")
+    steps: tuple[int, ...] = option((4, 8, 16, 32), "step counts", low=1, high=10**6)
+    teacher_steps: tuple[int, ...] = option(
+        (4, 8, 16, 32, 256), "step counts of a many-step model; empty is `steps`", low=1, high=10**6
+    )
+    show: int = option(2, "texts to keep as examples in each row", low=0)
     frontier: bool = option(False, "also sweep the temperature")
 
 
@@ -106,21 +103,25 @@ class MeasureRunsSettings(ReportSettings):
 class MainSettings(ReportSettings):
     """Perplexity and entropy of every method at every step count, as the paper's main table."""
 
-    steps: tuple[int, ...] = option((), "step counts; empty is what the runs were measured with, or 4,8,16,32")
-    teacher_steps: tuple[int, ...] = option((), "step counts of a many-step model; empty is as for `steps`, and 256")
+    steps: tuple[int, ...] = option(
+        (), "step counts; empty is what the runs were measured with, or 4,8,16,32", low=1, high=10**6
+    )
+    teacher_steps: tuple[int, ...] = option(
+        (), "step counts of a many-step model; empty is as for `steps`, and 256", low=1, high=10**6
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class FrontierSettings(ReportSettings):
     """Perplexity against entropy over a sweep of the temperature, and perplexity at matched entropy."""
 
-    steps: tuple[int, ...] = option((8,), "step counts")
-    temperatures: tuple[float, ...] = option((0.7, 0.8, 0.9, 1.0, 1.1), "sampling temperatures of the sweep")
+    steps: tuple[int, ...] = option((8,), "step counts", low=1, high=10**6)
+    temperatures: tuple[float, ...] = option((0.7, 0.8, 0.9, 1.0, 1.1), "sampling temperatures of the sweep", above=0)
     control: str = option(
         "control", "the method the others are compared with (a blind student where there is no such run)"
     )
     definition: Definition = option("paper", DEFINITION)
-    draws: int = option(400, "bootstrap draws of the intervals")
+    draws: int = option(400, "bootstrap draws of the intervals", low=2)
     unigram: str = option("", "the method (control, say) that is also swept with a unigram bias of its logits")
     against: tuple[Name, ...] = option(
         ("fs-dfm", "control-time", "control-probabilities", "control-forward", "ts-random", "ts-longer", "ts-dfm"),
@@ -132,9 +133,13 @@ class FrontierSettings(ReportSettings):
 class NeighboursSettings(ReportSettings):
     """Methods beside each other at a few steps, as the paper's few-step table; RUN@JUMP is a run by another jump."""
 
-    steps: tuple[int, ...] = option((8, 16), "step counts; the figure and the reference curve are of the first")
+    steps: tuple[int, ...] = option(
+        (8, 16), "step counts; the figure and the reference curve are of the first", low=1, high=10**6
+    )
     reference: str = option("", "the run, or the method as tables call it, of the reference curve; empty is the first")
-    temperatures: tuple[float, ...] = option((0.7, 0.8, 0.9, 1.0, 1.1, 1.2), "sampling temperatures of the curves")
+    temperatures: tuple[float, ...] = option(
+        (0.7, 0.8, 0.9, 1.0, 1.1, 1.2), "sampling temperatures of the curves", above=0
+    )
     curves: bool = option(True, "sweep the temperature of every run, for the figure; off: of the reference alone")
 
 
@@ -142,7 +147,7 @@ class NeighboursSettings(ReportSettings):
 class ThresholdSettings(ReportSettings):
     """Students by τ and by what they started from, as the paper's threshold table."""
 
-    steps: tuple[int, ...] = option((8, 16), "step counts")
+    steps: tuple[int, ...] = option((8, 16), "step counts", low=1, high=10**6)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +155,9 @@ class GuidedSettings(ReportSettings):
     """What guided generation needs."""
 
     method: str = option("fs-dfm", "the student to be guided (any student, or a teacher, where there is no such run)")
-    samples: int | None = option(None, "texts for each figure; none is as the runs were measured, but at most 32")
+    samples: int | None = option(
+        None, "texts for each figure; none is as the runs were measured, but at most 32", low=1
+    )
     compass: ModelPath | None = option(None, "the compass; none finds that of the model's source")
     navigate: NavigateSettings = option(NavigateSettings(), "navigation")
 
@@ -159,15 +166,15 @@ class GuidedSettings(ReportSettings):
 class SweptSettings(GuidedSettings):
     """What guided texts are compared with."""
 
-    temperatures: tuple[float, ...] = option((), BLIND)
+    temperatures: tuple[float, ...] = option((), BLIND, above=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CandidatesSettings(SweptSettings):
     """Guided generation with K candidates, as the paper's table of K."""
 
-    steps: int = option(8, "network passes")
-    k: tuple[int, ...] = option((1, 2, 3, 5, 8), "numbers of candidates")
+    steps: int = option(8, "network passes", low=1, high=10**6)
+    k: tuple[int, ...] = option((1, 2, 3, 5, 8), "numbers of candidates", low=1, high=2**16)
     policy: PolicyName = option("sequence-to-token", "the policy")
 
 
@@ -175,14 +182,14 @@ class CandidatesSettings(SweptSettings):
 class PolicySettings(SweptSettings):
     """Generation without guidance and with each policy, as the paper's policy table."""
 
-    steps: tuple[int, ...] = option((8, 16), "step counts (the paper has 8, 16, 32 and 64)")
+    steps: tuple[int, ...] = option((8, 16), "step counts (the paper has 8, 16, 32 and 64)", low=1, high=10**6)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RefinementSettings(GuidedSettings):
     """What the token phase does, at generation and in training, as the paper's refinement table."""
 
-    steps: tuple[int, ...] = option((8, 16), "step counts (the paper has 8, 16 and 64)")
+    steps: tuple[int, ...] = option((8, 16), "step counts (the paper has 8, 16 and 64)", low=1, high=10**6)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,17 +197,12 @@ class DiversitySettings(ReportSettings):
     """How much completions of one midpoint differ, as the paper's table of midpoint diversity."""
 
     method: str = option("ts-dfm", "the student (any student, or a teacher, where there is no such run)")
-    steps: tuple[int, ...] = option((8,), "step counts of a whole generation (the paper has 8 and 64)")
-    times: tuple[float, ...] = option((0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9), "times of the midpoint")
-    midpoints: int = option(8, "midpoints of each time (the paper has 48)")
-    completions: int = option(10, "completions of each midpoint")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.midpoints < 1 or self.completions < 2:
-            raise UserError("diversity needs at least 1 midpoint and 2 completions of each")
-        if not all(0 <= t < 1 for t in self.times):
-            raise UserError("times of a midpoint lie in 0 to 1, without 1")
+    steps: tuple[int, ...] = option(
+        (8,), "step counts of a whole generation (the paper has 8 and 64)", low=1, high=10**6
+    )
+    times: tuple[float, ...] = option((0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9), "times of the midpoint", low=0, below=1)
+    midpoints: int = option(8, "midpoints of each time (the paper has 48)", low=1)
+    completions: int = option(10, "completions of each midpoint", low=2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,42 +221,38 @@ class OverheadSettings(ReportSettings):
 class PrefixSettings(ReportSettings):
     """Continuations of held-out prefixes, of which the continuation alone is judged."""
 
-    steps: tuple[int, ...] = option((4, 8, 16), "step counts")
-    share: float = option(0.25, "how much of a held-out text is given")
-    prefix_tokens: int | None = option(None, "give so many tokens of it instead")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.share < 1 or (self.prefix_tokens is not None and self.prefix_tokens < 1):
-            raise UserError("share lies between 0 and 1, and prefix_tokens is at least 1")
+    steps: tuple[int, ...] = option((4, 8, 16), "step counts", low=1, high=10**6)
+    share: float = option(0.25, "how much of a held-out text is given", above=0, below=1)
+    prefix_tokens: int | None = option(None, "give so many tokens of it instead", low=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingSettings(ReportSettings):
     """Runs of several sizes beside each other, as the paper's scaling table."""
 
-    steps: tuple[int, ...] = option((4, 8, 16, 32), "step counts")
+    steps: tuple[int, ...] = option((4, 8, 16, 32), "step counts", low=1, high=10**6)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MauveSettings(ReportSettings):
     """How near texts come to held-out text, as features of a judge see them."""
 
-    steps: tuple[int, ...] = option((4, 8, 16, 32), "step counts")
-    teacher_steps: tuple[int, ...] = option((), "step counts of a many-step model; empty is `steps`")
-    clusters: int | None = option(None, "clusters of the features; none is a tenth of the texts")
-    draws: int = option(200, "bootstrap draws of the intervals")
+    steps: tuple[int, ...] = option((4, 8, 16, 32), "step counts", low=1, high=10**6)
+    teacher_steps: tuple[int, ...] = option((), "step counts of a many-step model; empty is `steps`", low=1, high=10**6)
+    clusters: int | None = option(None, "clusters of the features; none is a tenth of the texts", low=2)
+    draws: int = option(200, "bootstrap draws of the intervals", low=2)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.draws < 2 or (self.clusters is not None and self.clusters < 2):
-            raise UserError("draws and clusters must be at least 2")
+        check_lists(self)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PageSettings:
+class PageSettings(Settings):
     """Write the report of a pipeline's folder as one HTML file, or as one page of Markdown."""
 
     folder: Path = required("pipeline folder: what `tsdfm pipeline --out` made")
-    markdown: Path | None = option(None, "write this Markdown file instead: settings, tables and where they come from")
+    markdown: OutFile | None = option(
+        None, "write this Markdown file instead: settings, tables and where they come from"
+    )
     open: bool = option(False, "open the page in the browser")

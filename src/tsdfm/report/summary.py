@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from tsdfm.metrics.intervals import Estimate
-from tsdfm.report.rows import REAL, Plain, Row
+from tsdfm.report.rows import REAL, Plain, Row, rows_in
 from tsdfm.report.table import ENTROPY, METHOD, SOURCE, Column, Table, judge_columns
 from tsdfm.terminal import visible
 
@@ -18,7 +17,7 @@ MOST = 12  # rows of the table that a pipeline ends with
 
 def read_rows(report: str | Path) -> list[Row]:
     """The rows of a report's `metrics.json`."""
-    return [Row.read(row) for row in json.loads((Path(report) / "metrics.json").read_text(encoding="utf-8"))]
+    return rows_in(Path(report) / "metrics.json")
 
 
 def closing(out: Path, page: Path | None = None, console: Console | None = None) -> None:

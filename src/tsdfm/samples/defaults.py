@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tsdfm.settings import build, option
+from tsdfm.settings import Settings, build, option
 
 if TYPE_CHECKING:
     from tsdfm.samples.settings import SampleSettings
@@ -15,12 +15,12 @@ JUMP = "how a state moves: auto is the method's own; euler, cumulative, ancestra
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampleDefaults:
+class SampleDefaults(Settings):
     """What `tsdfm sample` does with a shipped student unless it is told otherwise."""
 
-    n: int = option(2, "texts to write")
-    steps: int = option(8, "network passes for each text")
-    temperature: float = option(1.0, "below 1 is safer and narrower")
+    n: int = option(2, "texts to write", low=1)
+    steps: int = option(8, "network passes for each text", low=1)
+    temperature: float = option(1.0, "below 1 is safer and narrower", low=0)
     jump: str = option("auto", JUMP)
 
 

@@ -34,6 +34,7 @@ from tsdfm.nn.velocity import Velocity, load_velocity, run_folder
 from tsdfm.samples.given import Asked, Given, read_asked, several
 from tsdfm.samples.guide import Guide
 from tsdfm.samples.lengths import TIMES, likeliest
+from tsdfm.samples.limits import check_amount
 from tsdfm.samples.quick import Quick, by_logits, fitting, free_bytes, row_bytes
 from tsdfm.samples.trajectory import Recorder, Row, Trajectory, even, pieces_of
 from tsdfm.samples.windows import Page, Told, windows_of, writing
@@ -142,6 +143,7 @@ class TextModel:
         guide: Guide | None = None,
         compass: Energy | None = None,
         bias: Tensor | None = None,
+        long: bool = False,
         cfg: float = 0.0,
     ) -> Samples:
         """Write `n` texts in `steps` network passes each (or along the grid `times`).
@@ -163,24 +165,26 @@ class TextModel:
         guide's; the scoring that takes is counted neither in `nfe` nor in `compass_calls`. `bias` [V] is added to the
         logits of every position, before temperature and top-p. `cfg` is the strength of classifier-free guidance by
         what is given, for models of the mask source: two passes a step (`flow.guidance`). `on_pass` is told the texts
-        after every pass, `on_batch` how many texts of how many are finished.
+        after every pass, `on_batch` how many texts of how many are finished. What would take more than a day is refused
+        unless it is `long`.
         """
         if n < 1:
             raise UserError(f"the number of samples must be at least 1, not {n}")
+        check_amount(self.velocity.spec, self.velocity.device.type, n, steps, states=trajectory, long=long)
         points = grid(steps) if times is None else check_grid(times)
         if prefix is not None and prompts is not None:
             raise UserError("prompts is another word for prefix: give one of the two")
         prefixes, infills = several(prompts if prefix is None else prefix, "prefixes"), several(infill, "templates")
         spec = self.velocity.spec
         windows = windows_of(spec, length, stride)
-        long = spec.length if length is None else length
+        reach = spec.length if length is None else length
         if given is None:
-            asked = read_asked(self.tokenizer, long, spec.anchor, n, first, prefixes=prefixes, infills=infills)
+            asked = read_asked(self.tokenizer, reach, spec.anchor, n, first, prefixes=prefixes, infills=infills)
         elif len(given.held) != n:
             raise UserError(f"{len(given.held)} rows are given for {n} texts: give one for each")
         else:
             asked = Asked(torch.arange(first, first + n), torch.arange(n), given)
-        if long > spec.length:
+        if reach > spec.length:
             self._only_plain(gaps=asked.texts < len(asked.numbers), compass=compass is not None, cfg=bool(cfg))
         if on_pass is not None and asked.texts < len(asked.numbers):
             raise UserError("texts with a gap of several lengths are chosen at the end: to watch them, give one length")
@@ -191,7 +195,7 @@ class TextModel:
         plain, stats = self.jump(jump), None if guide is None else Stats(guide.settings.k)
         size = self._rows(count, batch, trajectory or guide is not None or not reads_some(plain), guide)
         rows, parts = list[Row](), list[Solution]()
-        scorer = compass or (guide.compass if guide and long == spec.length else None)
+        scorer = compass or (guide.compass if guide and reach == spec.length else None)
         windows = writing(windows, asked.given)
         most = (len(points) - 1 + plain.final_pass) * (2 if cfg else 1)  # passes of a window
         model = self.passes.model(size, most * len(windows) * -(-count // size), reads_of(plain))
@@ -199,7 +203,7 @@ class TextModel:
         for start in range(0, count, size):
             numbers = asked.numbers[start : start + size].to(self.velocity.device)
             known = asked.rows(slice(start, start + size), self.velocity.device)
-            page = Page.begin(windows, long, self.velocity.source, numbers, seed, known)
+            page = Page.begin(windows, reach, self.velocity.source, numbers, seed, known)
             jumps = partial(guide.around, plain, stats=stats) if guide and stats else lambda held: plain
             recorder = Recorder(scorer.energy if scorer else None) if trajectory else None
             guided = self._free(model, cfg, known) if cfg else model

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from tsdfm.errors import UserError
-from tsdfm.store.files import text_lines
+from tsdfm.store.files import parse_json, text_lines
 
 FIELDS = ("prefix", "prompt", "text")
 
@@ -32,6 +31,6 @@ def read_prefixes(path: str | Path) -> list[str]:
 
 def _object(line: str) -> object:
     try:
-        return json.loads(line) if line.lstrip().startswith("{") else None
+        return parse_json(line) if line.lstrip().startswith("{") else None
     except ValueError:
         return None

@@ -99,6 +99,7 @@ def generate(
             batch=settings.batch,
             length=settings.length,
             stride=settings.stride,
+            long=settings.long,
             trajectory=settings.watched,
             on_batch=lambda done, of: bar.update(job, completed=done, total=of),
             on_pass=on_pass,

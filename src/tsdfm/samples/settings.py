@@ -7,18 +7,19 @@ from pathlib import Path
 from typing import Literal
 
 from tsdfm.distil.settings import NavigateSettings, PolicyName
+from tsdfm.ranges import SEED
 from tsdfm.samples.defaults import JUMP
-from tsdfm.settings import ModelPath, option
+from tsdfm.settings import ModelPath, OutFile, Settings, option
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampleSettings:
+class SampleSettings(Settings):
     """Write texts with a trained model."""
 
     model: ModelPath | None = option(None, "run folder, checkpoint, bundle or shipped name; none: the shipped model")
-    n: int | None = option(None, "texts to write, for each prefix; none: 4, or what a shipped model asks for")
-    steps: int | None = option(None, "network passes for each text; none: 16, or what a shipped model asks for")
-    seed: int = option(0, "the random numbers of text i depend on the seed and i alone")
+    n: int | None = option(None, "texts to write, for each prefix; none: 4, or what a shipped model asks for", low=1)
+    steps: int | None = option(None, "network passes for each text; none: 16, or what a shipped model asks for", low=1)
+    seed: int = option(0, "the random numbers of text i depend on the seed and i alone", **SEED)
     prefix: tuple[str, ...] = option((), "how texts begin; given several times, n texts for each", alias="prompt")
     prefix_file: Path | None = option(
         None, "more prefixes, one a line, or JSON lines with a field prefix, prompt or text; - is stdin"
@@ -27,13 +28,19 @@ class SampleSettings:
         (), "template with gaps: 'Mia has {2} balls.' leaves two tokens to write, {1-4} one to four"
     )
     temperature: float | None = option(
-        None, "below 1 is safer and narrower, 0 takes the likeliest token; none: 1, or what a shipped model asks for"
+        None,
+        "below 1 is safer and narrower, 0 takes the likeliest token; none: 1, or what a shipped model asks for",
+        low=0,
     )
-    top_p: float = option(1.0, "keep the most likely tokens up to this share of the probability")
+    top_p: float = option(1.0, "keep the most likely tokens up to this share of the probability", above=0, high=1)
     jump: str = option("auto", JUMP)
-    length: int | None = option(None, "tokens of a text, where they are more than the model's: written in windows")
-    stride: int | None = option(None, "tokens that each window after the first adds; none: half of the model's")
-    cfg: float = option(0.0, "strength of classifier-free guidance by what is given, for mask models: 2 passes a step")
+    length: int | None = option(
+        None, "tokens of a text, where they are more than the model's: written in windows", low=1
+    )
+    stride: int | None = option(None, "tokens that each window after the first adds; none: half of the model's", low=1)
+    cfg: float = option(
+        0.0, "strength of classifier-free guidance by what is given, for mask models: 2 passes a step", low=0
+    )
     guide: PolicyName = option("blind", "navigate every step by a compass: sequence, token or sequence-to-token")
     compass: ModelPath | None = option(
         None, "a compass's run or bundle, for --guide (none: the shipped model's own) or a trajectory's energies"
@@ -41,14 +48,15 @@ class SampleSettings:
     weights: Literal["ema", "model"] = option("ema", "averaged or plain weights")
     checkpoint: Literal["newest", "best"] = option("newest", "which checkpoint of a run")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
-    batch: int | None = option(None, "texts at a time; none sizes it by memory")
+    long: bool = option(False, "write even what would take more than a day")
+    batch: int | None = option(None, "texts at a time; none sizes it by memory", low=1)
     quick: Literal["auto", "compile", "off"] = option(
         "auto", "on a GPU, record a pass and replay it: auto where it pays, compile it before (slow start), or off"
     )
-    out: Path | None = option(None, "also write the texts to this file, a JSON object a line")
+    out: OutFile | None = option(None, "also write the texts to this file, a JSON object a line")
     live: bool = option(False, "replay the texts appearing step by step in the terminal")
     stream: bool = option(False, "show every pass as it comes: in place on a terminal, else as JSON lines")
-    save_trajectory: Path | None = option(None, "write the trajectory, for the viewers, to this file")
+    save_trajectory: OutFile | None = option(None, "write the trajectory, for the viewers, to this file")
     navigate: NavigateSettings = option(NavigateSettings(), "navigation, for --guide")
 
     @property

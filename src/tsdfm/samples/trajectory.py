@@ -19,13 +19,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from torch import Tensor
 
 from tsdfm.errors import UserError
 from tsdfm.flow import Step
 from tsdfm.store.files import read_json, write_json
+from tsdfm.store.schema import Count, checked
 from tsdfm.tokens.tokenizer import Tokenizer
 
 FORMAT = 1
@@ -115,14 +116,15 @@ class Trajectory:
     @staticmethod
     def load(path: str | Path) -> Trajectory:
         """Read a file that `save` wrote."""
-        plain = read_json(path)
-        if plain.get("format") != FORMAT:
+        found = read_json(path)
+        if found.get("format") != FORMAT:
             raise UserError(
                 f"{path} is no trajectory this version reads: make it with `tsdfm sample --save-trajectory`"
             )
+        plain = checked(found, TrajectoryFile, path)
         try:
             made = Trajectory(
-                **{name: plain[name] for name in HEAD},
+                **{name: found[name] for name in HEAD},
                 guide=plain.get("guide"),
                 compass=plain.get("compass"),
                 pieces={int(token): text for token, text in plain["pieces"].items()},
@@ -131,8 +133,47 @@ class Trajectory:
             if any(len(row.steps) != made.steps for row in made.rows):
                 raise ValueError(f"a row has not the {made.steps} steps of the others")
             return made
-        except (AttributeError, KeyError, TypeError, ValueError) as problem:
-            raise UserError(f"{path} is damaged ({problem!r}): make it again") from None
+        except ValueError as problem:
+            raise UserError(f"{path} is damaged ({problem}): make it again") from None
+
+
+Number = int | float
+
+
+class StepFile(TypedDict):
+    """A step of a row."""
+
+    t: Number
+    h: Number
+    changes: list[tuple[Count, Count]]
+    confidence: Number
+    energy: NotRequired[Number | None]
+
+
+class RowFile(TypedDict):
+    """One text's way."""
+
+    given: list[Count]
+    start: list[Count]
+    steps: list[StepFile]
+    energy: NotRequired[Number | None]
+
+
+class TrajectoryFile(TypedDict):
+    """The whole file."""
+
+    method: str
+    source: str
+    steps: Count
+    nfe: Count
+    seed: int
+    vocab: Count
+    mask: Count | None
+    end_of_text: Count
+    pieces: dict[str, str]
+    rows: list[RowFile]
+    guide: NotRequired[str | None]
+    compass: NotRequired[str | None]
 
 
 HEAD = ("method", "source", "steps", "nfe", "seed", "vocab", "mask", "end_of_text")
@@ -152,27 +193,16 @@ def _energy(value: float | None) -> dict[str, float]:
     return {} if value is None else {"energy": round(value, 4)}
 
 
-def _row(plain: dict[str, Any]) -> Row:
+def _row(plain: RowFile) -> Row:
     steps = (
-        Change(
-            float(s["t"]),
-            float(s["h"]),
-            tuple((int(p), int(token)) for p, token in s["changes"]),
-            float(s["confidence"]),
-            _number(s.get("energy")),
-        )
+        Change(s["t"], s["h"], tuple((p, token) for p, token in s["changes"]), s["confidence"], s.get("energy"))
         for s in plain["steps"]
     )
-    start, given = tuple(map(int, plain["start"])), tuple(map(int, plain["given"]))
-    row = Row(start, given, tuple(steps), _number(plain.get("energy")))
+    row = Row(tuple(plain["start"]), tuple(plain["given"]), tuple(steps), plain.get("energy"))
     places = {*row.given, *(place for step in row.steps for place, _ in step.changes)}
     if places and not 0 <= min(places) <= max(places) < len(row.start):
         raise ValueError(f"a position outside the {len(row.start)} of the row")
     return row
-
-
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
 
 
 @dataclass

@@ -24,6 +24,7 @@ from tsdfm.store.bundle import (
     FORMAT,
     MEND,
     NAME,
+    ROLES,
     STAGE,
     default_model,
     find_member,
@@ -32,9 +33,10 @@ from tsdfm.store.bundle import (
     unshipped,
 )
 from tsdfm.store.checkpoint import read_state, write_tensors, writing
-from tsdfm.store.files import sync_file, sync_folder, write_json
+from tsdfm.store.files import read_text, sync_file, sync_folder, write_json
 from tsdfm.store.manifest import NAME as MANIFEST
 from tsdfm.store.manifest import read_manifest, versions
+from tsdfm.tokens.tokenizer import FILE as TOKENIZER
 
 CARD = "card.md"
 FACTS = 40_000  # bytes for the manifest and for what is added to the card
@@ -62,6 +64,8 @@ def run(settings: ShipSettings) -> Path:
         raise UserError(f"a bundle's name has letters, digits, dots and dashes, not {settings.name!r}")
     if out.exists() and not is_bundle(out) and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} holds something else than a bundle: choose another --out")
+    if more := foreign(out):
+        raise UserError(f"{out} also holds {more[0]}, which is no part of a bundle: move it, or choose another --out")
     given = read_card(settings.card)
     originals = read_originals(settings)
     temp = out.with_name(f".{out.name}.tmp-{os.getpid()}")
@@ -78,6 +82,13 @@ def run(settings: ShipSettings) -> Path:
     print(f"{out}: {total / 1e6:.2f} MB in all")
     terminal.made(settings.name, f"{', '.join(manifest['members'])}, {total / 1e6:.2f} MB", out, "card", out)
     return out
+
+
+def foreign(out: Path) -> list[str]:
+    """What lies in a bundle's folder that `ship` does not write."""
+    ours = {MANIFEST, CARD, f"tokenizer/{TOKENIZER}", *(f"{role}.safetensors" for role in ROLES)}
+    found = [p.relative_to(out).as_posix() for p in out.rglob("*") if not p.is_dir()] if out.is_dir() else []
+    return sorted(name for name in found if name not in ours)
 
 
 def read_originals(settings: ShipSettings) -> Originals:
@@ -209,10 +220,7 @@ def weigh(folder: Path, limit_mb: float) -> int:
 
 def read_card(path: Path | None) -> str | None:
     """What the user wrote for the card."""
-    try:
-        return None if path is None else path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as problem:
-        raise UserError(f"cannot read the card {path} ({problem}): give a Markdown file") from None
+    return None if path is None else read_text(path)
 
 
 def show_card(settings: CardSettings) -> dict[str, Any]:
@@ -225,6 +233,6 @@ def show_card(settings: CardSettings) -> dict[str, Any]:
     path = found[0].folder / CARD
     if not path.is_file():
         raise UserError(f"{path} is missing: {MEND}")
-    text = path.read_text(encoding="utf-8")
-    print(text, end="")
+    text = read_text(path)
+    print(terminal.visible(text), end="")
     return {**found[0].manifest, "card": text}

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tsdfm.errors import UserError
 from tsdfm.samples.defaults import SampleDefaults
-from tsdfm.settings import ModelPath, option, required
+from tsdfm.settings import ModelPath, Settings, option, required
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShipSettings:
+class ShipSettings(Settings):
     """Pack a student, and its teacher and compass, into one small folder to pass on.
 
     The averaged weights are packed: of the newest checkpoint of the student and the teacher, of the best one of the
@@ -27,19 +26,15 @@ class ShipSettings:
     weights: Literal["coded", "int8", "bf16"] = option("coded", "how large matrices are stored")
     card: Path | None = option(None, "Markdown about data, licence, figures and limits; facts are added to it")
     limit_mb: float = option(
-        80.0, "a bundle has at most so many million bytes: coded weights are as fine as that allows, others are refused"
+        80.0,
+        "a bundle has at most so many million bytes: coded weights are as fine as that allows, others are refused",
+        above=0,
     )
     defaults: SampleDefaults = option(SampleDefaults(), "how the student is sampled where nothing is said")
 
-    def __post_init__(self) -> None:
-        if self.limit_mb <= 0:
-            raise UserError(f"--limit-mb is a size above 0, not {self.limit_mb}")
-        if self.defaults.n < 1 or self.defaults.steps < 1 or not 0 <= self.defaults.temperature < float("inf"):
-            raise UserError("--defaults.n and --defaults.steps are at least 1, --defaults.temperature at least 0")
-
 
 @dataclass(frozen=True, kw_only=True)
-class CardSettings:
+class CardSettings(Settings):
     """Print the card of a bundle: what its models are, what they learned from, and what they are not good for."""
 
     model: ModelPath | None = option(None, "a bundle's folder or a shipped name; none: the shipped model")

@@ -23,12 +23,15 @@ from typing import Any
 from torch import Tensor
 
 from tsdfm.errors import UserError
+from tsdfm.ranges import shown
 from tsdfm.store.checkpoint import FOLDER as CHECKPOINTS
 from tsdfm.store.checkpoint import STATE, check_file, find_checkpoint, load_weights, read_state, read_tensors
 from tsdfm.store.files import read_json
+from tsdfm.store.kinds import BundleManifest
 from tsdfm.store.manifest import NAME as MANIFEST
 from tsdfm.store.manifest import read_manifest
 from tsdfm.store.packed import has_differences, unpack
+from tsdfm.store.schema import checked
 
 MODELS = Path(__file__).parent.parent / "ship" / "models"
 DEFAULT = "tsdfm-small"
@@ -163,15 +166,13 @@ def is_bundle(folder: Path) -> bool:
 def read_bundle(folder: str | Path) -> Bundle:
     """A bundle, checked to be one this version reads. Its weights are checked when they are read."""
     folder = Path(folder)
-    manifest = read_json(folder / MANIFEST)
+    manifest = read_json(folder / MANIFEST, MEND)
     if manifest.get("format") not in READS:
         known = " and ".join(map(str, READS))
-        raise UserError(f"{folder} has format {manifest.get('format')!r}, this version reads {known}: update tsdfm")
-    members = manifest.get("members")
-    keys = {"stage", "sha256", "bytes"}
-    if not isinstance(members, dict) or not all(isinstance(m, dict) and keys <= m.keys() for m in members.values()):
-        raise UserError(f"{folder / MANIFEST} is damaged: {MEND}")
-    return Bundle(folder, manifest)
+        raise UserError(
+            f"{folder} has format {shown(manifest.get('format'))}, this version reads {known}: update tsdfm"
+        )
+    return Bundle(folder, dict(checked(manifest, BundleManifest, folder / MANIFEST, MEND)))
 
 
 def shipped_names() -> list[str]:

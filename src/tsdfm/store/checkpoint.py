@@ -26,14 +26,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tsdfm.errors import UserError
+from tsdfm.ranges import shown
 from tsdfm.store.files import disk, file_sha256, read_json, sync_file, sync_folder, write_json
+from tsdfm.store.kinds import Best, State
 from tsdfm.store.manifest import NAME as MANIFEST
+from tsdfm.store.schema import checked, read_record
 
 FORMAT = 1
 FOLDER = "checkpoints"
 STATE = "state.json"
 BEST = "best.json"
 HIDDEN = ".tmp-"
+CHOICES = ("newest", "best")
 
 
 class Store:
@@ -123,15 +127,15 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 def find_checkpoint(path: str | Path, choose: str = "newest") -> Path:
     """The checkpoint folder that `path` means: itself, or the `newest` or `best` one of a run folder."""
     path = Path(path)
+    if choose not in CHOICES:
+        raise UserError(f"a run's checkpoint is the newest or the best, not {choose!r}")
     if (path / STATE).is_file():
         return path
     if not path.is_dir():
         raise UserError(f"no checkpoint or run at {path}")
     store = Store(path)
     if choose == "best" and (store.folder / BEST).is_file():
-        step = read_json(store.folder / BEST).get("step")
-        if not isinstance(step, int):
-            raise UserError(f"{store.folder / BEST} is damaged: delete it to use the newest checkpoint")
+        step = read_record(store.folder / BEST, Best, "delete it to use the newest checkpoint")["step"]
         if (store.at(step) / STATE).is_file():
             return store.at(step)
     newest = store.newest()
@@ -145,19 +149,13 @@ def has_checkpoint(path: str | Path) -> bool:
     return (Path(path) / STATE).is_file() or bool(Store(Path(path)).steps())
 
 
-def read_state(checkpoint: str | Path) -> dict[str, Any]:
-    """The state of a checkpoint, checked to be one this version reads."""
-    checkpoint = Path(checkpoint)
-    state = read_json(checkpoint / STATE)
+def read_state(checkpoint: str | Path, kind: Any = State) -> dict[str, Any]:
+    """The state of a checkpoint, checked to be one this version reads; `RunState` is what a run can go on from."""
+    path = Path(checkpoint) / STATE
+    state = read_json(path, mend(path.parent))
     if state.get("format") != FORMAT:
-        raise UserError(f"{checkpoint / STATE} has format {state.get('format')!r}, this version reads {FORMAT}")
-    files = state.get("files")
-    whole = isinstance(files, dict) and all(
-        isinstance(f, dict) and {"bytes", "sha256"} <= f.keys() for f in files.values()
-    )
-    if not whole or not isinstance(state.get("step"), int):
-        raise UserError(f"{checkpoint / STATE} is damaged: {mend(checkpoint)}")
-    return state
+        raise UserError(f"{path} has format {shown(state.get('format'))}, this version reads {FORMAT}")
+    return dict(checked(state, kind, path, mend(path.parent)))
 
 
 def verify(checkpoint: Path, name: str) -> Path:

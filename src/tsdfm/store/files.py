@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tsdfm.errors import UserError
+from tsdfm.settings import DEEPEST, TOO_DEEP, no_deeper
 
 FULL = {errno.ENOSPC, errno.EDQUOT}
 
@@ -41,31 +42,62 @@ def write_text(path: str | Path, text: str, *, errors: str = "replace") -> Path:
     return path
 
 
-def read_json(path: str | Path) -> dict[str, Any]:
-    """A JSON object from a file this library wrote, or one clear line."""
-    try:
-        value = json.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"no file at {path}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as problem:
-        raise UserError(f"{path} is damaged ({problem}): make it again, or restore it from a copy") from None
+MEND = "make it again, or restore it from a copy"
+
+
+def read_json(path: str | Path, mend: str = MEND) -> dict[str, Any]:
+    """A JSON object from a file this library wrote, or one clear line; `mend` says what to do where it is damaged."""
+    value = read_any_json(path, mend)
     if not isinstance(value, dict):
-        raise UserError(f"{path} is damaged (not a JSON object): make it again, or restore it from a copy")
+        raise UserError(f"{path} is damaged (not a JSON object): {mend}")
     return value
 
 
-def text_lines(path: Path) -> list[tuple[int, str]]:
-    """The lines of a UTF-8 file, or of stdin where the path is `-`, that are not blank, with their numbers from 1."""
+def read_any_json(path: str | Path, mend: str = MEND) -> Any:
+    """The same for JSON of any kind."""
     try:
-        text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+        return parse_json(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"no file at {path}") from None
+    except OSError as problem:
+        raise UserError(f"cannot read {path} ({problem.strerror})") from None
+    except ValueError as problem:
+        raise UserError(f"{path} is damaged ({problem}): {mend}") from None
+
+
+def parse_json(text: str) -> Any:
+    """The value of JSON; a ValueError of a few words for all that is none, or could be used for nothing."""
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError(TOO_DEEP) from None
+    except json.JSONDecodeError:
+        raise
+    except ValueError:  # of Python's, for whole numbers of thousands of digits
+        raise ValueError("a number in it has thousands of digits") from None
+    return no_deeper(value) if text.count("[") + text.count("{") > DEEPEST else value
+
+
+def read_text(path: Path) -> str:
+    """The text of a UTF-8 file, or of stdin where the path is `-`."""
+    try:
+        return (sys.stdin.read() if sys.stdin else "") if str(path) == "-" else path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UserError(f"no file at {path}") from None
     except OSError as problem:
         raise UserError(f"cannot read {path} ({problem.strerror})") from None
     except UnicodeDecodeError:
-        raise UserError(f"{path} is not UTF-8 text") from None
+        raise UserError(f"{path} is not UTF-8 text: {MEND}") from None
+
+
+def text_lines(path: Path, *, empty: bool = False) -> list[tuple[int, str]]:
+    """The lines of a UTF-8 file, or of stdin where the path is `-`, that are not blank, with their numbers from 1.
+
+    There must be some, unless it may be `empty`.
+    """
+    text = read_text(path)
     lines = [(number, line.removesuffix("\r")) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    if not lines:
+    if not lines and not empty:
         raise UserError(f"{path} holds no text")
     return lines
 

@@ -11,6 +11,7 @@ level.
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -21,6 +22,8 @@ from tsdfm import __version__
 from tsdfm.errors import UserError
 from tsdfm.settings import to_dict
 from tsdfm.store.files import file_sha256, read_json, write_json
+from tsdfm.store.kinds import KINDS, Manifest
+from tsdfm.store.schema import checked
 
 NAME = "manifest.json"
 
@@ -72,7 +75,13 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
         raise UserError(f"no folder at {folder}: give the output folder of an earlier stage")
     if not path.is_file():
         raise UserError(f"{folder} has no {NAME}: the stage that makes it has not finished; run it again")
-    return read_json(path)
+    return checked_manifest(path)
+
+
+def checked_manifest(path: Path) -> dict[str, Any]:
+    """The manifest at `path`, which holds what that of its stage must."""
+    found = read_json(path)
+    return dict(checked(found, KINDS.get(str(found.get("stage")), Manifest), path))
 
 
 def describe(path: Path) -> dict[str, str]:
@@ -93,7 +102,7 @@ def input_sha256(path: Path) -> str:
         raise UserError(f"no file or folder at {path}")
     whole = hashlib.sha256()
     for file in sorted(p for p in path.rglob("*") if p.is_file()):
-        whole.update(f"{file.relative_to(path).as_posix()}\0{file_sha256(file)}\n".encode())
+        whole.update(os.fsencode(file.relative_to(path).as_posix()) + f"\0{file_sha256(file)}\n".encode())
     return whole.hexdigest()
 
 

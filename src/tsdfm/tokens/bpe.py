@@ -6,9 +6,12 @@ import contextlib
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NotRequired, TypedDict
 
 from tsdfm.errors import UserError
+from tsdfm.ranges import shown
+from tsdfm.store.files import read_any_json, read_text
+from tsdfm.store.schema import Count, Wrong, check
 from tsdfm.tokens.tokenizer import Tokenizer, utf8
 
 GPT2_END = "<|endoftext|>"
@@ -44,6 +47,8 @@ class PairTokenizer(Tokenizer):
         missing = sorted(set(symbols) - set(spelled))
         if missing or len(spelled) != len(self.vocab) - 1:
             raise ValueError(f"the vocabulary lacks {len(missing)} of the 256 bytes, or has a token twice")
+        if strange := next((token for token in spelled if not symbols.keys() >= set(token)), None):
+            raise ValueError(f"the token {shown(strange)} is not written in byte symbols")
         self.pieces = [
             b"" if i == end_of_text else bytes(symbols[c] for c in token) for i, token in enumerate(self.vocab)
         ]
@@ -61,14 +66,27 @@ class PairTokenizer(Tokenizer):
         return {"kind": "bpe", "end_of_text": self.end_of_text, "vocab": self.vocab, "merges": merges}
 
     @classmethod
-    def from_content(cls, saved: dict[str, Any]) -> PairTokenizer:
+    def from_content(cls, saved: PairFile) -> PairTokenizer:
         merges = [pair(line) for line in saved["merges"]]
         return cls(saved["vocab"], merges, saved["end_of_text"], saved.get("name", "bpe"))
 
 
+class PairFile(TypedDict):
+    """What `tokenizer.json` holds of one."""
+
+    kind: Literal["bpe"]
+    vocab: list[str]
+    merges: list[str]
+    end_of_text: Count
+    name: NotRequired[str]
+
+
 def pair(line: str) -> tuple[str, str]:
-    left, right = line.split(" ")
-    return left, right
+    """The two symbols of a line of merges."""
+    parts = line.split(" ")
+    if len(parts) != 2:
+        raise ValueError(f"{shown(line)} is no pair of symbols")
+    return parts[0], parts[1]
 
 
 def _engine(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Any:
@@ -107,15 +125,15 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> PairTokenizer:
 def gpt2(folder: str | Path | None = None) -> PairTokenizer:
     """GPT-2's tokenizer from `encoder.json` and `vocab.bpe` (or the hub's names for them), or from the hub."""
     vocab_path, merges_path = _local_files(Path(folder)) if folder is not None else _hub_files()
+    ids, lines = read_any_json(vocab_path), read_text(merges_path).split("\n")
     try:
-        ids = json.loads(vocab_path.read_text(encoding="utf-8"))
+        check(dict[str, Count], ids)
         vocab = sorted(ids, key=ids.__getitem__)
         if [ids[token] for token in vocab] != list(range(len(vocab))):
-            raise ValueError("its ids have gaps")
-        lines = merges_path.read_text(encoding="utf-8").split("\n")
+            raise Wrong("its ids have gaps")
         merges = [pair(line) for line in lines if line and not line.startswith("#version")]
         return PairTokenizer(vocab, merges, ids.get(GPT2_END, len(vocab)), "gpt2")
-    except (ValueError, TypeError, AttributeError, KeyError) as problem:
+    except ValueError as problem:
         raise UserError(f"{vocab_path} and {merges_path.name} are not a byte-level BPE ({problem})") from None
 
 

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tsdfm.errors import UserError
-from tsdfm.store.files import file_sha256
+from tsdfm.store.files import MEND, file_sha256
+from tsdfm.store.hashes import SPLITS
 from tsdfm.store.manifest import read_manifest
 from tsdfm.tokens.layout import ANCHOR
 from tsdfm.tokens.tokenizer import Tokenizer, load_tokenizer
@@ -30,12 +31,10 @@ class TokenRows:
     def __init__(self, folder: str | Path, split: str = "train") -> None:
         folder = Path(folder)
         manifest = read_manifest(folder)
-        if manifest.get("stage") != "tokens":
-            raise UserError(
-                f"{folder} holds no tokens (its stage is {manifest.get('stage')!r}): give what `tokens` made"
-            )
-        if split not in manifest["splits"]:
-            raise UserError(f"{folder} has no split {split!r}: it has {', '.join(manifest['splits'])}")
+        if manifest["stage"] != "tokens":
+            raise UserError(f"{folder} holds no tokens (its stage is {manifest['stage']!r}): give what `tokens` made")
+        if split not in SPLITS:
+            raise UserError(f"{folder} has no split {split!r}: it has {', '.join(SPLITS)}")
         about = manifest["splits"][split]
         self.folder, self.split = folder, split
         self.rows: int = about["rows"]
@@ -53,8 +52,12 @@ class TokenRows:
             )
         self.dtype = np.dtype(manifest["dtype"]).newbyteorder("<")
         self._records: list[dict[str, Any]] = about["shards"]
-        self._shards = [self._open(record) for record in self._records]
+        self._shards = [self._open(record) for record in self._records if record["rows"]]
         self._starts = np.cumsum([0] + [len(shard) for shard in self._shards])
+        if self._starts[-1] != self.rows:
+            raise UserError(
+                f"{folder} is damaged (its {split} shards have {self._starts[-1]} rows, not {self.rows}): {MEND}"
+            )
 
     def _open(self, record: dict[str, Any]) -> NDArray[Any]:
         path = self.folder / record["file"]
@@ -75,7 +78,7 @@ class TokenRows:
             raise IndexError(f"row {index} of {self.rows}")
         shard = int(np.searchsorted(self._starts, index, side="right")) - 1
         row: NDArray[Any] = self._shards[shard][index - int(self._starts[shard])]
-        return row[: self.length]
+        return self._known(row[: self.length])
 
     def take(self, indices: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[Any]:
         """Rows `indices` as one array [n, L], in the order of the indices."""
@@ -97,7 +100,17 @@ class TokenRows:
         for shard in np.unique(shard_of):
             here = shard_of == shard
             out[here] = self._shards[shard][wanted[here] - self._starts[shard]]
+        self._known(out[:, : self.length])
         return out
+
+    def _known(self, tokens: NDArray[Any]) -> NDArray[Any]:
+        """Rows, if all their tokens are of the vocabulary: what would be made of others is anybody's guess."""
+        if tokens.size and int(tokens.max()) >= self.vocab_size:
+            raise UserError(
+                f"the {self.split} rows of {self.folder} hold token {int(tokens.max())}, and there are "
+                f"{self.vocab_size}: {MEND}"
+            )
+        return tokens
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
@@ -121,9 +134,8 @@ class TokenRows:
 
 def valid_rows(tokens: Path) -> TokenRows | None:
     """The held-out rows, if any were held out."""
-    if not read_manifest(tokens)["splits"]["valid"]["rows"]:
-        return None
-    return TokenRows(tokens, "valid")
+    found = read_manifest(tokens).get("splits")
+    return TokenRows(tokens, "valid") if found is None or found["valid"]["rows"] else None  # the former says why
 
 
 def count_tokens(rows: TokenRows, most: int | None = None) -> NDArray[np.int64]:

@@ -30,8 +30,11 @@ from tsdfm.corpus.progress import TextProgress
 from tsdfm.corpus.split import SPLITS
 from tsdfm.corpus.store import count_documents, read_documents
 from tsdfm.errors import UserError
+from tsdfm.machine import check_memory
 from tsdfm.settings import to_dict
-from tsdfm.store.files import disk, read_json, sync_folder, write_json
+from tsdfm.store.files import disk, file_sha256, read_json, sync_folder, write_json
+from tsdfm.store.hashes import MEMORY, Known, check_inputs, check_sizes, listed, remember, wrong_size
+from tsdfm.store.lock import held
 from tsdfm.store.manifest import NAME, input_sha256, read_manifest, write_manifest
 from tsdfm.tokens.bpe import gpt2, train_bpe
 from tsdfm.tokens.encode import encode_in_order
@@ -48,22 +51,60 @@ def run(settings: TokensSettings) -> Path:
     key = _key(settings)
     if _finished(settings.out, key):
         return _tell(settings.out, " (there already)")
-    before = settings.out.exists()
+    with held(settings.out):
+        if _finished(settings.out, key):  # by another process, in between
+            return _tell(settings.out, " (there already)")
+        _make(settings, key)
+    return _tell(settings.out)
+
+
+def _make(settings: TokensSettings, key: str) -> None:
+    """Begin, or go on."""
+    fresh = not (settings.out / PROGRESS).is_file()
     progress = _open_progress(settings.out, key)
     try:
+        remember(settings.out, check_inputs({"corpus": settings.corpus}, settings.out))
         tokenizer = _tokenizer(settings)
     except UserError:
-        if not before:  # nothing was begun: the mended command shall find the way clear
-            shutil.rmtree(settings.out)
+        if fresh:  # nothing was begun: the mended command shall find the way clear
+            _clear(settings.out, progress)
         raise
     dtype = np.dtype("<u2") if tokenizer.vocab_size < 2**16 else np.dtype("<u4")
+    _check_room(settings, dtype)
+    _check_shards(settings.out, progress, settings.length * dtype.itemsize)
     for split in SPLITS:
         _pack(settings, split, tokenizer, dtype, progress)
     if not _rows(progress["train"]):
-        shutil.rmtree(settings.out)
+        _clear(settings.out, progress)
         raise UserError(_why_empty(settings, progress["train"]))
     _finish(settings, key, tokenizer, dtype, progress)
-    return _tell(settings.out)
+
+
+def _check_room(settings: TokensSettings, dtype: np.dtype[Any]) -> None:
+    """Refuse shards larger than memory: one is held at a time, or all text where it is less."""
+    text = sum(about["characters"] + about["documents"] for about in read_manifest(settings.corpus)["splits"].values())
+    held = min(settings.shard_rows * settings.length, 4 * text)
+    check_memory(2 * held * dtype.itemsize, f"a shard of {settings.shard_rows:,} rows", "lower shard_rows or length")
+
+
+def _check_shards(out: Path, progress: dict[str, Any], row_bytes: int) -> None:
+    """Refuse to go on behind shards that are not what they were when they were written."""
+    for shard in (shard for split in SPLITS for shard in progress[split]["shards"]):
+        path = out / shard["file"]
+        known = Known(shard["sha256"], shard["rows"] * row_bytes)
+        problem = wrong_size(path, known)
+        if problem is None and file_sha256(path) != known.sha256:
+            problem = "was changed after it was written (sha256 differs)"
+        if problem:
+            raise UserError(f"{path} {problem}: restore it from a copy, or remove {out} and run the same command again")
+
+
+def _clear(out: Path, progress: dict[str, Any]) -> None:
+    """Remove what this stage has made, and nothing else."""
+    shutil.rmtree(out / "tokenizer", ignore_errors=True)
+    names = [shard["file"] for split in SPLITS for shard in progress[split]["shards"]]
+    for name in (*names, PROGRESS, MEMORY):
+        (out / name).unlink(missing_ok=True)
 
 
 def _tell(out: Path, more: str = "") -> Path:
@@ -110,6 +151,7 @@ def _finished(out: Path, key: str) -> bool:
         return False
     found = read_manifest(out)
     if found.get("stage") == "tokens" and found.get("key") == key:
+        check_sizes(out, listed(out))
         return True
     raise UserError(f"{out} already holds something made with other settings or texts: remove it or give another --out")
 

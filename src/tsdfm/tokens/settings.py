@@ -7,41 +7,41 @@ from pathlib import Path
 from typing import Literal
 
 from tsdfm.errors import UserError
-from tsdfm.settings import ModelPath, option, required
+from tsdfm.settings import ModelPath, Settings, option, required
 
 Layout = Literal["packed", "document", "prompt"]
 SMALLEST_BPE = 257  # every byte and end-of-text
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokensSettings:
+class TokensSettings(Settings):
     """The tokens stage: which tokenizer, and how documents are laid out in rows of equal length."""
 
     corpus: Path = required("the corpus folder")
     out: Path = required("folder for the tokens")
     tokenizer: Literal["bpe", "byte", "gpt2"] = option("bpe", "byte-level BPE trained on the corpus, bytes, or GPT-2's")
-    vocab_size: int = option(8192, "tokens of a BPE trained here, end-of-text among them")
+    vocab_size: int = option(8192, "tokens of a BPE trained here, end-of-text among them", low=2, high=2**20)
     tokenizer_files: ModelPath | None = option(
         None,
         "bpe: a tokens folder, or a shipped name, whose tokenizer to use again; gpt2: a folder "
         "with encoder.json and vocab.bpe",
     )
-    train_documents: int = option(20_000, "documents, spread over the corpus, that a BPE is trained on")
-    length: int = option(256, "tokens in a row")
+    train_documents: int = option(20_000, "documents, spread over the corpus, that a BPE is trained on", low=1)
+    length: int = option(256, "tokens in a row", low=1, high=2**20)
     layout: Layout = option(
         "packed",
         "packed: documents joined and cut into rows; document: one in each row, after an anchor, padded; "
         "prompt: the same with each document's prompt before it, which is given and never learned",
     )
-    shard_rows: int = option(65_536, "rows in a shard file; a killed run loses at most the shard it was in")
-    workers: int = option(0, "threads that tokenise (0: one for each core); the result does not depend on it")
+    shard_rows: int = option(
+        65_536, "rows in a shard file; a killed run loses at most the shard it was in", low=1, high=2**24
+    )
+    workers: int = option(
+        0, "threads that tokenise (0: one for each core); the result does not depend on it", low=0, high=1024
+    )
 
     def __post_init__(self) -> None:
-        for name in ("length", "shard_rows", "train_documents"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.workers < 0:
-            raise UserError(f"workers must be 0 (one for each core) or more, not {self.workers}")
+        super().__post_init__()
         if self.tokenizer == "bpe" and self.vocab_size < SMALLEST_BPE:
             raise UserError(f"a byte-level BPE needs a vocab_size of at least {SMALLEST_BPE}, not {self.vocab_size}")
         if self.tokenizer == "byte" and self.tokenizer_files is not None:

@@ -175,18 +175,20 @@ def utf8(text: str) -> bytes:
 def load_tokenizer(folder: str | Path) -> Tokenizer:
     """The tokenizer that `save` wrote into `folder`; a tokens folder's own is found too."""
     from tsdfm.store.files import read_json
-    from tsdfm.tokens.bpe import PairTokenizer
+    from tsdfm.store.schema import checked
+    from tsdfm.tokens.bpe import PairFile, PairTokenizer
 
     places = [Path(folder) / FILE, Path(folder) / "tokenizer" / FILE]
     path = next((place for place in places if place.is_file()), None)
     if path is None:
         raise UserError(f"no {FILE} in {folder}: give a folder that the tokens stage made")
-    saved = read_json(path)
+    saved, mend = read_json(path), "make the tokens again, or restore it from a copy"
     try:
-        made: Tokenizer = ByteTokenizer() if saved["kind"] == "byte" else PairTokenizer.from_content(saved)
-        whole = made.fingerprint == saved["fingerprint"]
-    except (KeyError, TypeError, ValueError):
-        whole = False
-    if not whole:
-        raise UserError(f"{path} is damaged (its fingerprint does not match): make the tokens again or restore it")
+        made: Tokenizer = ByteTokenizer()
+        if saved.get("kind") != "byte":
+            made = PairTokenizer.from_content(checked(saved, PairFile, path, mend))
+    except ValueError as problem:
+        raise UserError(f"{path} is damaged ({problem}): {mend}") from None
+    if made.fingerprint != saved.get("fingerprint"):
+        raise UserError(f"{path} is damaged (its fingerprint does not match): {mend}")
     return made

@@ -10,8 +10,8 @@ from tsdfm.errors import UserError
 from tsdfm.samples.trajectory import Trajectory
 from tsdfm.store.bundle import Bundle, default_model, find_shipped, unshipped
 from tsdfm.store.checkpoint import has_checkpoint
-from tsdfm.store.files import read_json
 from tsdfm.store.manifest import NAME as MANIFEST
+from tsdfm.store.manifest import read_manifest
 from tsdfm.view.settings import ViewSettings
 
 
@@ -46,12 +46,12 @@ def is_model(folder: Path) -> bool:
     """Is it a run or a checkpoint of a model that writes?"""
     if not (folder / MANIFEST).is_file():
         return False
-    return isinstance(read_json(folder / MANIFEST).get("model"), dict) and has_checkpoint(folder)
+    return isinstance(read_manifest(folder).get("model"), dict) and has_checkpoint(folder)
 
 
 def beside(model: Path) -> Path | None:
     """The pipeline's compass for a model: OUT/compass-<source>, where there is one that has been trained."""
-    source = read_json(model / MANIFEST)["model"].get("source")
+    source = read_manifest(model)["model"].get("source")
     compass = model.parent / f"compass-{source}"
     return compass if (compass / MANIFEST).is_file() and (compass / "checkpoints").is_dir() else None
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tsdfm.compass.validate import examined, read_validation
 from tsdfm.errors import UserError
 from tsdfm.report.desk import Desk
 from tsdfm.report.paper import QUOTES
@@ -42,11 +43,9 @@ def run(settings: CompassTableSettings) -> Path:
     table = Table(NAME, "Compass validation on held-out text", columns, list(rows.values()), quote=QUOTES["compass"])
     table.notes.append("paper: 170M velocity model, 90M compass, 1 024 tokens of FineWeb-Edu; energies have no unit")
     for source, exam in found.items():
-        pairs = sum(exam["pairs"].values())
-        table.notes.append(
-            f"{source}: {exam['checkpoint']}, {exam['samples']} texts, {pairs} pairs, seed {exam['seed']}"
-        )
-    table.about = {"checkpoints": {source: exam["checkpoint"] for source, exam in found.items()}}
+        pairs, known = sum(exam.get("pairs", {}).values()), [exam.get(n) for n in ("checkpoint", "samples", "seed")]
+        table.notes.append(f"{source}: {known[0]}, {known[1]} texts, {pairs} pairs, seed {known[2]}")
+    table.about = {"checkpoints": {source: exam.get("checkpoint") for source, exam in found.items()}}
     return desk.finish(table, sampled=False)
 
 
@@ -56,10 +55,10 @@ def validations(desk: Desk) -> dict[str, Plain]:
     for compass in desk.runs.compasses:
         path = compass.path / "validation.json"
         if path.is_file():
-            out.setdefault(compass.source, read_json(path))
+            out.setdefault(compass.source, read_validation(path))
     collected = desk.runs.home / "report" / "compass.json"
     if not out and collected.is_file():
-        out = read_json(collected)
+        out = {source: examined(one, collected) for source, one in read_json(collected).items()}
     if not out:
         if any(compass.shipped for compass in desk.runs.compasses):
             raise UserError("a shipped compass has no validation with it (see its card): give the folder of its run")
@@ -70,11 +69,17 @@ def validations(desk: Desk) -> dict[str, Plain]:
 def figures(exam: Plain, paper: Plain) -> Iterator[Figure]:
     """How often the real state has the lower energy, by strategy; single numbers; the mean energy by time."""
     for name, value in exam["accuracy"].items():
-        yield f"accuracy, {name}", ".1%", value, paper.get("accuracy", {}).get(name), exam["intervals"].get(name)
+        yield (
+            f"accuracy, {name}",
+            ".1%",
+            value,
+            paper.get("accuracy", {}).get(name),
+            exam.get("intervals", {}).get(name),
+        )
     for name, (what, form) in SINGLE.items():
         value = exam.get(name)
         if name == "samples_with_violation" and value is not None:
-            value /= exam["samples"]
+            value = value / exam["samples"] if "samples" in exam else None
         yield what, form, value, paper.get(name), None
     quoted = paper.get("bins", ())
     for i, part in enumerate(exam["bins"]):

@@ -5,15 +5,16 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from typing import Any, NotRequired, TypedDict
 
 from tsdfm.errors import UserError
 from tsdfm.report.desk import Desk
 from tsdfm.report.paper import QUOTES
-from tsdfm.report.rows import Plain
+from tsdfm.report.rows import Plain, finite
 from tsdfm.report.runs import TrainedRun
 from tsdfm.report.settings import OverheadSettings
 from tsdfm.report.table import METHOD, ORIGIN, SOURCE, Column, Table
-from tsdfm.store.files import read_json
+from tsdfm.store.schema import read_record
 
 COLUMNS = [
     SOURCE,
@@ -81,21 +82,28 @@ def step_time(model: TrainedRun) -> tuple[float | None, int]:
 def steps_in(line: Plain, before: Plain) -> int:
     """The steps that a line's seconds were spent on: fewer than since the line before where a run was resumed."""
     whole = int(line["step"] - before["step"])
-    tokens = line.get("tokens", 0) - before.get("tokens", 0)
+    tokens = (line.get("tokens") or 0) - (before.get("tokens") or 0)
     if tokens <= 0 or not line.get("tokens_per_s"):
         return whole
     spent: float = line["tokens_per_s"] * line["seconds"] / tokens
     return min(whole, round(whole * spent))
 
 
+class Benchmark(TypedDict):
+    """What is read of a file of benchmarks."""
+
+    hardware: NotRequired[str | None]
+    rows: NotRequired[list[dict[str, Any]]]
+
+
 def benchmark_rows(path: Path) -> list[Plain]:
     """The rows of a `student.json` of `python -m benchmarks`: steps timed in turns, on the machine the file names."""
-    found = read_json(path)
+    found = read_record(path, Benchmark)
     origin = f"benchmark, {found.get('hardware')}"
     rows = [
         {"method": row["step"], "origin": origin, "batch": row.get("batch"), "ms": row["ms"], "ratio": row["to fs-dfm"]}
         for row in found.get("rows", ())
-        if isinstance(row.get("step"), str) and "ms" in row and "to fs-dfm" in row
+        if isinstance(row.get("step"), str) and all(finite(row.get(name)) for name in ("ms", "to fs-dfm"))
     ]
     if not rows:
         raise UserError(f"{path} times no student's step: give the student.json of `python -m benchmarks`")

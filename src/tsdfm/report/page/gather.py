@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NotRequired, TypedDict
 
+from tsdfm.compass.validate import examined, read_validation
 from tsdfm.errors import UserError
-from tsdfm.report.rows import REAL, Plain, Row, finite
+from tsdfm.report.rows import REAL, Plain, Row, finite, rows_in, rows_of
 from tsdfm.report.runs import TrainedRun, rank
 from tsdfm.report.table import Table
 from tsdfm.samples.trajectory import Trajectory
+from tsdfm.store.files import read_any_json, read_json
 from tsdfm.store.manifest import NAME as MANIFEST
 from tsdfm.store.manifest import read_manifest
+from tsdfm.store.schema import checked
 
 STAGES = ("corpus", "tokens", "teacher", "compass")  # then the students, then the report
+MEND = "make it again, or remove it"
 TAKEN = ("metrics", "frontier", "manifest")
 GLYPHS = ("●", "■", "▼", "◆", "▲", "✚", "✕", "★")
 
@@ -86,22 +90,48 @@ def gather(folder: str | Path) -> Gathered:
     tables = {name: one for name, one in known.items() if has_lists(one, "columns", "rows")}
     front = portable(read_any(report / "frontier.json", {}), folder)
     front = front if isinstance(front, dict) else {}
-    points = [p for p in (*(front.get("points") or ()), front.get("target")) if isinstance(p, dict) and "method" in p]
-    exams, made = read_any(report / "compass.json", {}), sorted(folder.glob(f"*/{MANIFEST}"))
+    points = front["points"] if isinstance(front.get("points"), list) else []
+    points = [p for p in (*points, front.get("target")) if isinstance(p, dict) and "method" in p]
+    known_points = [p for p in points if finite(p.get("ppl")) and finite(p.get("entropy_bits"))]
+    collected = report / "compass.json"
+    exams, made = read_json(collected) if collected.is_file() else {}, sorted(folder.glob(f"*/{MANIFEST}"))
     found = Gathered(
         folder=folder,
-        rows=[Row.read(row) for row in read_any(report / "metrics.json", []) if isinstance(row, dict)],
-        compass=validations(folder) or {n: e for n, e in exams.items() if has_lists(e, "bins")},
-        frontier=Table.read("frontier", front) if has_lists(front, "columns", "rows") else None,
-        points=[Row.read(p) for p in points if finite(p.get("ppl")) and finite(p.get("entropy_bits"))],
-        tables={name: Table.read(name, table) for name, table in tables.items()},
-        commands=[table["command"] for table in (*tables.values(), front) if table.get("command")],
+        rows=rows_in(report / "metrics.json") if (report / "metrics.json").is_file() else [],
+        compass=validations(folder) or {n: examined(e, collected) for n, e in exams.items()},
+        frontier=table_in(report, "frontier", front) if has_lists(front, "columns", "rows") else None,
+        points=rows_of(known_points, report / "frontier.json"),
+        tables={name: table_in(report, name, table) for name, table in tables.items()},
+        commands=[str(table["command"]) for table in (*tables.values(), front) if table.get("command")],
         stages=sorted((TrainedRun(p.parent, read_manifest(p.parent)) for p in made), key=place_of),
         ways=[Trajectory.load(path) for path in sorted((report / "trajectories").glob("*.json"))],
     )
     if not (found.rows or found.compass or found.tables or found.ways or any(s.lines for s in found.stages)):
         raise UserError(f"{folder} holds nothing to report: run `tsdfm pipeline` into it first")
     return found
+
+
+class TableFile(TypedDict):
+    """What is read of a table that a command wrote."""
+
+    title: NotRequired[str | None]
+    columns: list[ColumnFile]
+    rows: list[Any]
+    notes: NotRequired[list[str] | None]
+
+
+class ColumnFile(TypedDict):
+    """A column of it."""
+
+    name: str
+    label: NotRequired[str]
+    align: NotRequired[Literal["left", "right"]]
+    format: NotRequired[str]
+
+
+def table_in(report: Path, name: str, found: Plain) -> Table:
+    """A table that a command wrote, or one clear line."""
+    return Table.read(name, checked(found, TableFile, report / f"{name}.json", MEND))
 
 
 def group_of(run: TrainedRun) -> str:
@@ -124,9 +154,8 @@ def validations(folder: Path) -> dict[str, Plain]:
     """The examination of each source's compass, from the compasses' own folders."""
     plain_first = sorted(folder.glob("*/validation.json"), key=lambda p: (not p.parent.name.startswith("compass"), p))
     exams: dict[str, Plain] = {}
-    for exam in map(read_any, plain_first):
-        if has_lists(exam, "bins"):
-            exams.setdefault(str(exam.get("source")), exam)
+    for exam in map(read_validation, plain_first):
+        exams.setdefault(exam["source"], exam)
     return {source: exams[source] for source in sorted(exams, key=lambda name: name != "uniform")}
 
 
@@ -139,10 +168,16 @@ def read_any(path: Path, otherwise: Any = None) -> Any:
     """JSON of any shape; NaN and infinities, which JSON has no word for, become none."""
     if otherwise is not None and not path.is_file():
         return otherwise
-    try:
-        return json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None)
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as problem:
-        raise UserError(f"cannot read {path} ({problem}): make it again, or remove it") from None
+    return finite_only(read_any_json(path, MEND))
+
+
+def finite_only(value: Any) -> Any:
+    """Plain values with none for numbers that are not finite."""
+    if isinstance(value, dict):
+        return {name: finite_only(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [finite_only(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def portable(value: Any, folder: Path) -> Any:

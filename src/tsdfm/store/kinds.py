@@ -1,0 +1,162 @@
+"""The files of artifacts, as they are read: manifests of each kind, a checkpoint's state, a bundle."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
+
+from tsdfm.ranges import Range
+from tsdfm.store.schema import Count, Sha256
+
+Number = int | float
+Size = Annotated[int, Range(low=1, high=2**20)]
+
+
+class Input(TypedDict):
+    """Where an input lay, and the hash it had."""
+
+    path: str
+    sha256: str
+
+
+class File(TypedDict):
+    """What is known of a file."""
+
+    sha256: Sha256
+    bytes: Count
+
+
+class Manifest(TypedDict):
+    """What every stage writes."""
+
+    stage: str
+    created: NotRequired[str]
+    seed: NotRequired[int | None]
+    settings: NotRequired[dict[str, Any] | None]
+    versions: NotRequired[dict[str, str | None] | None]
+    inputs: NotRequired[dict[str, Input]]
+    parent: NotRequired[Input | None]
+    finished: NotRequired[bool]
+    checkpoint: NotRequired[str]
+    files: NotRequired[dict[str, File]]
+    model: NotRequired[dict[str, Any]]
+    compass: NotRequired[dict[str, Any]]
+    judge: NotRequired[dict[str, Any]]
+    step: NotRequired[Count | None]
+
+
+class CorpusSplit(TypedDict):
+    """The documents of a split."""
+
+    documents: Count
+    characters: Count
+    sha256: Sha256
+    bytes: NotRequired[Count]
+
+
+class Splits(TypedDict):
+    """Both splits of a corpus."""
+
+    train: CorpusSplit
+    valid: CorpusSplit
+
+
+class CorpusManifest(Manifest):
+    """What `corpus` writes."""
+
+    splits: Splits
+    settings: dict[str, Any]  # type: ignore[misc]
+    inputs: dict[str, Input]  # type: ignore[misc]
+
+
+class Shard(TypedDict):
+    """One file of rows."""
+
+    file: str
+    rows: Count
+    characters: NotRequired[Count]
+    sha256: Sha256
+
+
+class TokensSplit(TypedDict):
+    """The rows of a split."""
+
+    rows: Count
+    characters: Count
+    documents: NotRequired[Count]
+    shards: list[Shard]
+
+
+class TokensSplits(TypedDict):
+    """Both splits of tokens."""
+
+    train: TokensSplit
+    valid: TokensSplit
+
+
+class TokenizerName(TypedDict):
+    """Which tokenizer rows were made with."""
+
+    fingerprint: str
+
+
+class TokensManifest(Manifest):
+    """What `tokens` writes."""
+
+    splits: TokensSplits
+    tokenizer: TokenizerName
+    vocab_size: Size
+    end_of_text: Count
+    length: Size
+    layout: Literal["packed", "document"]
+    dtype: Literal["uint16", "uint32"]
+
+
+class Best(TypedDict):
+    """`best.json`: which checkpoint of a run had the best evaluation."""
+
+    step: Count
+    metric: NotRequired[str]
+    value: NotRequired[Number]
+
+
+class State(TypedDict):
+    """`state.json`: what a checkpoint holds."""
+
+    format: int
+    step: Count
+    files: dict[str, File]
+
+
+class RunState(State):
+    """The same of one that a run can go on from."""
+
+    tokens: Count
+    best: Best | None
+    meters: dict[str, Number]
+    identity: dict[str, Any]
+
+
+class Member(TypedDict):
+    """One model of a bundle; the rest is what its run's manifest says."""
+
+    stage: str | None
+    sha256: Sha256
+    bytes: Count
+    model: NotRequired[dict[str, Any]]
+    compass: NotRequired[dict[str, Any]]
+    settings: NotRequired[dict[str, Any] | None]
+    parent: NotRequired[str | None]
+
+
+class BundleManifest(TypedDict):
+    """What `ship` writes."""
+
+    format: int
+    stage: str
+    members: dict[str, Member]
+    tokenizer: NotRequired[str]
+    defaults: NotRequired[dict[str, Any] | None]
+
+
+KINDS: dict[str, Any] = {"corpus": CorpusManifest, "tokens": TokensManifest}
+"""What the manifest of a stage must hold; that of any other is a `Manifest`."""

@@ -1,0 +1,278 @@
+"""One process at a time writes into a run's folder.
+
+    with held(run) as lock:
+        …
+        lock.check()                 # before what is written: is it still ours?
+
+    RUN/.lock    {"host", "machine", "pid", "started", "since", "token"}
+
+The file appears whole or not at all, by a hard link, which is one step on network file systems too (by O_EXCL where
+there are no links). Whether a holder is dead is asked of the system if it ran on this machine: a process of that number
+and that time of birth is there, or it is not. Of another machine nothing can be asked. So a holder touches its file
+every `BEAT` seconds; one that was not touched for `SILENCE` seconds by the file system's own clock is taken over.
+
+A holder that slept through that (a suspended process, a network that was cut) finds out by `check`, and writes no more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tsdfm import terminal
+from tsdfm.errors import UserError
+from tsdfm.store.files import disk
+
+NAME = ".lock"
+BEAT, SILENCE, LOOK = 15.0, 120.0, 0.5  # seconds between signs of life, without any of them, and between looks
+
+
+@dataclass
+class Lock:
+    """A folder that this process holds; `path` is the file that says so."""
+
+    folder: Path
+    path: Path
+    thread: int
+    token: str = field(default_factory=lambda: uuid.uuid4().hex)
+    made: list[Path] = field(default_factory=list)  # folders that were not there before, the innermost first
+
+    def check(self) -> None:
+        """Refuse to go on where another process has taken the folder over. A file that somebody deleted is renewed."""
+        holder = _read(self.path)
+        if holder is None and _create(self.path, self.token):
+            return
+        holder = holder or _read(self.path) or {}
+        if holder.get("token") != self.token:
+            raise UserError(
+                f"{self.folder} was taken over by {_named(holder)}, as this process gave no sign of life: "
+                "it writes nothing more there"
+            )
+
+    def release(self) -> None:
+        """Let others have it, and leave no empty folder that was not there before."""
+        holder = _read(self.path)
+        if holder is not None and holder.get("token") == self.token:
+            self.path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # something was written
+            for folder in self.made:
+                folder.rmdir()
+
+
+class Holders:
+    """The locks of this process, and the thread that gives signs of life for them."""
+
+    def __init__(self) -> None:
+        self.guard = threading.Lock()
+        self.start_anew()
+
+    def start_anew(self) -> None:
+        """A process that was forked holds nothing."""
+        self.guard = threading.Lock()
+        self.locks: dict[Path, Lock] = {}
+        self.beating = False
+
+    def add(self, lock: Lock) -> None:
+        with self.guard:
+            self.locks[lock.path] = lock
+            if not self.beating:
+                self.beating = True
+                threading.Thread(target=self.beat, daemon=True, name="lock").start()
+
+    def beat(self) -> None:
+        """Touch the files as long as there are any."""
+        while self.beating:
+            time.sleep(BEAT)
+            self.touch()
+
+    def touch(self) -> None:
+        """A sign of life for each of them."""
+        with self.guard:
+            files = list(self.locks)
+            self.beating = bool(files)
+        for path in files:
+            with contextlib.suppress(OSError):  # `check` tells
+                os.utime(path)
+
+
+HOLDERS = Holders()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=HOLDERS.start_anew)
+
+
+@contextlib.contextmanager
+def held(folder: Path, file: Path | None = None) -> Iterator[Lock]:
+    """Hold a folder, or refuse in one line that says who does. The same thread may ask again.
+
+    `file` is the lock's own path where the folder is not there before it is whole.
+    """
+    path = (file or folder / NAME).absolute()
+    known = HOLDERS.locks.get(path)
+    if known is not None and known.thread == threading.get_ident():
+        yield known
+        return
+    lock = _take(folder, path)
+    HOLDERS.add(lock)
+    try:
+        yield lock
+    finally:
+        with HOLDERS.guard:
+            HOLDERS.locks.pop(path, None)
+        lock.release()
+
+
+def _take(folder: Path, path: Path) -> Lock:
+    lock = Lock(folder, path, threading.get_ident())
+    with disk(folder):
+        lock.made = [place for place in (path.parent, *path.parent.parents) if not place.exists()]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        while not _create(path, lock.token):
+            holder = _read(path)
+            if holder is not None and _gone(holder, folder, path):
+                _take_away(path, holder)
+        for left in path.parent.glob(f"{path.name}.*"):  # of a process that was killed while it tried
+            left.unlink(missing_ok=True)
+    return lock
+
+
+def _create(path: Path, token: str) -> bool:
+    """Make the lock's file in one step; False where there is one."""
+    since = datetime.now(UTC).isoformat(timespec="seconds")
+    about = {"host": socket.gethostname(), "machine": machine(), "pid": os.getpid(), "started": started(os.getpid())}
+    content = json.dumps({**about, "since": since, "token": token}).encode()
+    temp = path.with_name(f"{path.name}.{token}")
+    try:
+        temp.write_bytes(content)
+        try:
+            os.link(temp, path)
+        except FileExistsError:
+            return False
+        except OSError:  # a file system without links
+            return _create_alone(path, content)
+    finally:
+        temp.unlink(missing_ok=True)
+    return True
+
+
+def _create_alone(path: Path, content: bytes) -> bool:
+    """The same by O_EXCL: in one step too, but the content comes after."""
+    try:
+        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+    except FileExistsError:
+        return False
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+    return True
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """What the file says of the holder; nothing of one that is damaged, None where there is no file."""
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _take_away(path: Path, holder: dict[str, Any]) -> None:
+    """Remove the file of a holder that is gone. Of several processes that try, one moves this very file away."""
+    moved = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+    try:
+        path.rename(moved)
+    except FileNotFoundError:
+        return
+    if _read(moved) != holder:  # somebody else was faster, and holds the folder now: give it back
+        with contextlib.suppress(OSError):
+            os.link(moved, path)
+    moved.unlink(missing_ok=True)
+
+
+def _gone(holder: dict[str, Any], folder: Path, path: Path) -> bool:
+    """Is the holder dead? A live one is refused in one line."""
+    remedy = "wait for it, or give another folder"
+    if holder.get("machine") == machine():
+        if not _alive(holder):
+            return True
+    elif _silent(holder, folder, path):
+        terminal.say(f"{folder} was held by {_named(holder)}, which has given no sign of life: it is taken over")
+        return True
+    else:
+        remedy += f"; if you know that it is gone, delete {path}"
+    raise UserError(f"{folder} is in use by {_named(holder)} since {holder.get('since', 'some time')}: {remedy}")
+
+
+def _alive(holder: dict[str, Any]) -> bool:
+    """Is the process of that number the one that took the lock?"""
+    try:
+        pid = int(str(holder.get("pid")))
+        os.kill(pid, 0)
+    except PermissionError:
+        return True  # another user's
+    except (ProcessLookupError, ValueError, OverflowError):
+        return False
+    return started(pid) in (holder.get("started"), None)
+
+
+def _silent(holder: dict[str, Any], folder: Path, path: Path) -> bool:
+    """Does a holder on another machine give no sign of life? Waits until it gives one or has given none for long."""
+    first, waiting = None, False
+    while True:
+        try:
+            with path.open("rb") as file:  # opening asks a network file system for the newest
+                touched = os.fstat(file.fileno()).st_mtime
+        except FileNotFoundError:
+            return True
+        first = touched if first is None else first
+        if touched != first:
+            return False
+        if _clock(path) - touched > SILENCE:
+            return True
+        if not waiting:
+            terminal.say(f"waiting for a sign of life of {_named(holder)}, which holds {folder}")
+            waiting = True
+        time.sleep(LOOK)
+
+
+def _clock(path: Path) -> float:
+    """The time by the clock of the file system, which may be another machine's."""
+    temp = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+    try:
+        with temp.open("wb") as file:
+            return os.fstat(file.fileno()).st_mtime
+    finally:
+        temp.unlink(missing_ok=True)
+
+
+def _named(holder: dict[str, Any]) -> str:
+    here = holder.get("machine") == machine()
+    return f"process {holder.get('pid', '?')}{'' if here else ' on ' + terminal.visible(str(holder.get('host', '?')))}"
+
+
+def machine() -> str:
+    """Where process numbers mean the same: this machine since it was started, and this container's own numbers."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:  # not Linux
+        return f"{socket.gethostname()} {uuid.getnode():x}"
+
+
+def started(pid: int) -> int | None:
+    """When a process began, in ticks since the machine did; None where that is not known, −1 where it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return -1 if fields[0] in "ZX" else int(fields[19])
