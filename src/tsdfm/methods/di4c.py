@@ -57,18 +57,14 @@ class Di4CSettings(DistilSettings):
 
     teacher: ModelPath | None = option(None, "the frozen teacher; none is init_from")
     dropout: float | None = option(0.0, "dropout while training; none is what init_from has")
-    mixture: int = option(8, "numbers λ that every row of a step is looked at with")
-    gap: float = option(1 / 16, "size of the teacher's step")
-    data: float = option(0.1, "weight of −log p of the text itself; 0: none")
+    mixture: int = option(8, "numbers λ that every row of a step is looked at with", low=1)
+    gap: float = option(1 / 16, "size of the teacher's step", above=0, high=1)
+    data: float = option(0.1, "weight of −log p of the text itself; 0: none", low=0)
     loop: Di4CLoop = option(Di4CLoop(), "the training loop")
     optim: Di4COptim = option(Di4COptim(), "the optimiser")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.mixture < 1:
-            raise UserError(f"mixture is a number of λ, at least 1, not {self.mixture}")
-        if not 0 < self.gap <= 1 or self.data < 0:
-            raise UserError("gap lies above 0 and is at most 1, and data may not be negative")
         if self.loop.parallel == "fsdp":
             raise UserError("di4c works with one process or ddp, not with fsdp")
 

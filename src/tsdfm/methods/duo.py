@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tsdfm.errors import UserError
 from tsdfm.methods import JumpMaker, TextMethod
-from tsdfm.settings import option
+from tsdfm.settings import Settings, option
 from tsdfm.teacher.settings import TeacherSettings
 
 if TYPE_CHECKING:
@@ -47,23 +47,19 @@ CLEAN, NOISY = 0.95, 0.05  # κ at the ends of the curriculum: γ from −3.57 t
 
 
 @dataclass(frozen=True, kw_only=True)
-class CurriculumSettings:
+class CurriculumSettings(Settings):
     """The Gaussian curriculum: the network is shown tempered Gaussian noise instead of its argmax."""
 
-    steps: int | None = option(None, "steps of the curriculum, 0 for none; none is the first half of loop.steps")
-    tau: float = option(1e-3, "τ: temperature of the law that is shown")
-    tau_end: float | None = option(None, "τ at the end, reached in a straight line of log τ; none is tau")
-    gamma_min: float | None = option(None, f"γ of the cleanest states; none is where κ = {CLEAN}")
-    gamma_max: float | None = option(None, f"γ of the noisiest states; none is where κ = {NOISY}")
-    top: int = option(16, "tokens of a position's noise that are shown one by one, the largest; the rest by its mean")
-
-    def __post_init__(self) -> None:
-        if self.steps is not None and self.steps < 0:
-            raise UserError(f"curriculum.steps must be at least 0, not {self.steps}")
-        if not self.tau > 0 or (self.tau_end is not None and not self.tau_end > 0):
-            raise UserError("curriculum.tau and tau_end must be above 0; their limit is the plain state, steps 0")
-        if self.top < 1:
-            raise UserError(f"curriculum.top must be at least 1, not {self.top}")
+    steps: int | None = option(None, "steps of the curriculum, 0 for none; none is the first half of loop.steps", low=0)
+    tau: float = option(
+        1e-3, "τ: temperature of the law that is shown; its limit 0 is the plain state, steps 0", above=0
+    )
+    tau_end: float | None = option(None, "τ at the end, reached in a straight line of log τ; none is tau", above=0)
+    gamma_min: float | None = option(None, f"γ of the cleanest states; none is where κ = {CLEAN}", low=-100, high=100)
+    gamma_max: float | None = option(None, f"γ of the noisiest states; none is where κ = {NOISY}", low=-100, high=100)
+    top: int = option(
+        16, "tokens of a position's noise that are shown one by one, the largest; the rest by its mean", low=1
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,22 +73,25 @@ class DCDOptim(OptimSettings):
 class DCDSettings(DistilSettings):
     """DCD: a Duo model, or another uniform one, distilled in rounds, in each of which its step doubles."""
 
-    start_steps: int = option(512, "steps in which the first teacher writes: its dt is 1/start_steps")
-    round: int = option(10_000, "optimiser steps of a round; then the student becomes the teacher and dt doubles")
+    start_steps: int = option(512, "steps in which the first teacher writes: its dt is 1/start_steps", low=1)
+    round: int = option(
+        10_000, "optimiser steps of a round; then the student becomes the teacher and dt doubles", low=1
+    )
     divergence: Literal["forward", "reverse"] = option(
         "reverse", "reverse: KL(student ‖ teacher), as published; forward: KL(teacher ‖ student)"
     )
     clock: Literal["gaussian", "t"] = option("gaussian", "what dt is a step of: the γ of Gaussian noise, or t itself")
-    gamma_min: float | None = option(None, f"γ of the cleanest states of clock gaussian; none is where κ = {CLEAN}")
-    gamma_max: float | None = option(None, f"γ of the noisiest states of clock gaussian; none is where κ = {NOISY}")
+    gamma_min: float | None = option(
+        None, f"γ of the cleanest states of clock gaussian; none is where κ = {CLEAN}", low=-100, high=100
+    )
+    gamma_max: float | None = option(
+        None, f"γ of the noisiest states of clock gaussian; none is where κ = {NOISY}", low=-100, high=100
+    )
     loop: DCDLoop = option(DCDLoop(), "the training loop")
     optim: DCDOptim = option(DCDOptim(), "the optimiser")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("start_steps", "round"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} must be at least 1, not {getattr(self, name)}")
         rounds = METHOD.rounds(self)
         if 2 ** (rounds - 1) > self.start_steps:
             raise UserError(

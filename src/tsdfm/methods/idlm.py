@@ -60,32 +60,31 @@ class IDLMSettings(StudentSettings):
     dropout: float | None = option(0.0, "dropout while training; none is what init_from has")
     step_size: bool = option(False, "tell the student h, though what it starts from is not told")
     latent: bool = option(False, "tell the student a random number of the text's own: noise for the mask source")
-    passes: tuple[int, ...] = option((4, 8, 16), "numbers of passes that the student learns to write in")
-    pass_weights: tuple[float, ...] = option((1.0, 2.0, 1.0), "how often each of them is trained")
+    passes: tuple[int, ...] = option((4, 8, 16), "numbers of passes that the student learns to write in", low=1)
+    pass_weights: tuple[float, ...] = option((1.0, 2.0, 1.0), "how often each of them is trained", low=0)
     form: Literal["fresh", "posterior", "mix"] = option("fresh", "how x is noised again: IDLM's way, D-MMD's, or both")
-    mix: float = option(0.5, "share of rows of the fresh form, for form mix")
-    own: float = option(0.5, "share of matched rows that go on with the student's own texts; the others noise the data")
-    clip: float = option(5.0, "largest log auxiliary − log teacher of a token; 0: no limit")
-    pull: float = option(0.0, "weight of KL(teacher ‖ student) at the states of noised data")
-    width: float = option(0.0, "weight of log(own/data) of the pooled token frequencies in the reward")
-    anchor: float = option(0.0, "share of rows that learn FS-DFM's loss instead (TS-DFM's with a compass)")
-    anchor_weight: float = option(1.0, "weight of those rows")
+    mix: float = option(0.5, "share of rows of the fresh form, for form mix", low=0, high=1)
+    own: float = option(
+        0.5, "share of matched rows that go on with the student's own texts; the others noise the data", low=0, high=1
+    )
+    clip: float = option(5.0, "largest log auxiliary − log teacher of a token; 0: no limit", low=0)
+    pull: float = option(0.0, "weight of KL(teacher ‖ student) at the states of noised data", low=0)
+    width: float = option(0.0, "weight of log(own/data) of the pooled token frequencies in the reward", low=0)
+    anchor: float = option(
+        0.0, "share of rows that learn FS-DFM's loss instead (TS-DFM's with a compass)", low=0, high=1
+    )
+    anchor_weight: float = option(1.0, "weight of those rows", low=0)
     auxiliary: AuxiliarySettings = option(AuxiliarySettings(), "the network beside the student")
     watch: WatchSettings = option(WatchSettings(), "the watch for collapse")
     compass: ModelPath | None = option(None, "the compass's run: the anchor's midpoints are then navigated")
     policy: Navigation = option("sequence-to-token", "how those midpoints are made")
-    probe_every: int = option(0, "steps between comparisons of blind and navigated energies; 0 never")
+    probe_every: int = option(0, "steps between comparisons of blind and navigated energies; 0 never", low=0)
     navigate: NavigateSettings = option(NavigateSettings(), "navigation")
     refresh: RefreshSettings = option(RefreshSettings(), "a compass that keeps up with the student")
     optim: IDLMOptim = option(IDLMOptim(), "the optimiser")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("mix", "own", "anchor"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UserError(f"{name} is a share of rows, from 0 to 1, not {getattr(self, name)}")
-        if min(self.clip, self.pull, self.width, self.anchor_weight) < 0:
-            raise UserError("clip, pull, width and anchor_weight may not be negative")
         if not int(self.loop.batch * self.anchor) < self.loop.batch:
             raise UserError("anchor leaves no row to match: lower it, or train fs-dfm")
         if self.auxiliary.alone >= self.loop.steps:

@@ -71,7 +71,7 @@ def _make(settings: TokensSettings, key: str) -> None:
         raise
     dtype = np.dtype("<u2") if tokenizer.vocab_size < 2**16 else np.dtype("<u4")
     _check_room(settings, dtype)
-    _check_shards(settings.out, progress, settings.length * dtype.itemsize)
+    _check_shards(settings.out, progress, (settings.length + (settings.layout == "prompt")) * dtype.itemsize)
     for split in SPLITS:
         _pack(settings, split, tokenizer, dtype, progress)
     if not _rows(progress["train"]):
