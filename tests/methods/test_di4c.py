@@ -84,8 +84,8 @@ def test_what_cannot_be(
     words = ["train", "di4c", "--tokens", str(tokens), "--out", str(tmp_path / "no"), "--loop.device", "cpu"]
     words += ["--init-from", str(teachers["mask"])]
     for more, why in (
-        (["--mixture", "0"], "mixture is a number of λ"),
-        (["--gap", "2"], "gap lies above 0"),
+        (["--mixture", "0"], "mixture must be at least 1"),
+        (["--gap", "2"], "gap must be above 0 and at most 1"),
         (["--teacher", str(teachers["uniform"])], "they do not belong together"),
     ):
         assert main([*words, *more]) == 2

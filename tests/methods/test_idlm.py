@@ -136,7 +136,7 @@ def test_what_cannot_be(
         (["--anchor", "0.5"], "set --step-size, or anchor to 0"),
         (["--anchor", "1"], "leaves no row to match"),
         (["--loop.steps", "100"], "auxiliary.alone leaves the student no step"),
-        (["--own", "2"], "own is a share of rows"),
+        (["--own", "2"], "own must be from 0 to 1"),
         (["--passes", "4,8"], "pass_weights takes 2 weights"),
         (["--compass", str(teachers["mask"])], "set anchor above 0"),
         (["--watch.rollback", "1", "--watch.every", "0"], "set watch.every above 0"),

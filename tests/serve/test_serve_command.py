@@ -103,11 +103,11 @@ def test_refusals(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "no checkpoint or run" in refused(capsys, str(tmp_path / "gone"), "--port", "0")
     assert "two models are called tiny" in refused(capsys, str(home), str(home), "--port", "0")
     for words, said in {
-        "--port 70000": "a port lies in",
+        "--port 70000": "port must be from 0 to 65535",
         "--queue 0": "queue must be at least 1",
-        "--deadline 0": "above 0",
+        "--deadline 0": "deadline must be above 0",
         "--max-n 20 --queue 10": "raise --queue",
-        "--shapes 0": "from 1 on",
+        "--shapes 0": "shapes must be at least 1",
         "--workers 2 --device cuda:1": "one device",
         "--host no.such.host.invalid": "cannot listen",
     }.items():
