@@ -78,9 +78,9 @@ def test_subs() -> None:
     assert torch.equal(p[~revealed], LOGITS.softmax(-1)[~revealed])
     assert torch.equal(p[revealed], torch.nn.functional.one_hot(X_T[revealed], V).double())
     with pytest.raises(UserError, match="mask source"):
-        meaning_of("subs", Uniform(V))
-    with pytest.raises(UserError, match="plain, subs"):
-        meaning_of("scores", SOURCE)
+        meaning_of("subs", Uniform(V), Cosine())
+    with pytest.raises(UserError, match="did you mean"):
+        meaning_of("scores", SOURCE, Cosine())
 
 
 def settings_for(tokens: Path, out: Path) -> MDLMSettings:

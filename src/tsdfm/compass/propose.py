@@ -31,7 +31,7 @@ def propose(velocity: Velocity, x: Tensor, t: Tensor, h: Tensor, u: Tensor, jump
     b, n, l = can.nonzero(as_tuple=True)
     for part in parts(len(b), velocity):
         i, j, k = b[part], n[part], l[part]
-        logits = answers(velocity, hidden[i, k], x[i, k])
+        logits = answers(velocity, hidden[i, k], x[i, k], t[i])
         moved = jump.move(x[i, k][:, None], logits[:, None], t[i], h[i], u[i, j, k][:, None])
         out[i, j, k] = moved[:, 0]
     return out
@@ -45,14 +45,14 @@ def reconstruct(velocity: Velocity, x: Tensor, t: Tensor, where: Tensor, u: Tens
     b, l = where.nonzero(as_tuple=True)
     for part in parts(len(b), velocity):
         i, k = b[part], l[part]
-        out[i, k] = draw(answers(velocity, hidden[i, k], x[i, k]), u[i, k])
+        out[i, k] = draw(answers(velocity, hidden[i, k], x[i, k], t[i]), u[i, k])
     return out
 
 
-def answers(velocity: Velocity, hidden: Tensor, x: Tensor) -> Tensor:
-    """Logits of x_1 [N, V] of positions with hidden states [N, D] and tokens x [N]."""
+def answers(velocity: Velocity, hidden: Tensor, x: Tensor, t: Tensor) -> Tensor:
+    """Logits of x_1 [N, V] of positions with hidden states [N, D] and tokens x [N] at times t [N]."""
     logits, mean = quick_logits(hidden, velocity.net.head), velocity.spec.meaning()
-    return logits if mean is None else mean(logits, x)
+    return logits if mean is None else mean(logits, x, t)
 
 
 def hidden_of(velocity: Velocity, x: Tensor, t: Tensor, h: Tensor) -> Tensor:

@@ -71,7 +71,7 @@ def start_of(settings: StudentSettings) -> FoundWeights:
 def spec_for(settings: StudentSettings, origin: VelocitySpec, method: Distils) -> VelocitySpec:
     """The network of what the student starts from, told what the method tells it."""
     known = method.words()
-    if (origin.logits, origin.time) != (known["logits"], known["time"]):
+    if any(getattr(origin, name) != known[name] for name in ("logits", "time", "clock")):
         raise UserError(
             f"{method.name} cannot start from {settings.init_from}, which is of method {origin.method}: its network is "
             "told, or answers, something else; start from a dfm or few-step model"

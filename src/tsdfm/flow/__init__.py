@@ -9,11 +9,11 @@ elbo       a bound of −log p(text)
 
 from tsdfm.flow.draw import draw, draw_other, shape_logits
 from tsdfm.flow.elbo import FLOW_BOUND, Bound, bits_per_character, elbo_rows
-from tsdfm.flow.jump import JUMPS, CumulativeJump, EulerJump, Jump, LeaveJump, jump_from
+from tsdfm.flow.jump import JUMPS, CumulativeJump, EulerJump, Jump, LeaveJump, jump_from, reads_of
 from tsdfm.flow.loss import cross_entropy, generalised_kl
 from tsdfm.flow.noise import Noise, RowNoise, row_times, uniform
 from tsdfm.flow.path import interpolate
-from tsdfm.flow.schedule import Cosine, Polynomial, Schedule, schedule_from
+from tsdfm.flow.schedule import Cosine, Polynomial, Schedule, schedule_from, sigma
 from tsdfm.flow.solver import Limits, Model, Solution, Step, check_grid, grid, solve
 from tsdfm.flow.source import Mask, Source, Uniform, source_from
 from tsdfm.kernels.inverse import Other
@@ -49,9 +49,11 @@ __all__ = [
     "grid",
     "interpolate",
     "jump_from",
+    "reads_of",
     "row_times",
     "schedule_from",
     "shape_logits",
+    "sigma",
     "solve",
     "source_from",
     "uniform",

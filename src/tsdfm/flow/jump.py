@@ -33,6 +33,7 @@ from torch import Tensor
 
 from tsdfm.errors import UserError
 from tsdfm.flow.draw import draw_other
+from tsdfm.flow.logits import Reads
 from tsdfm.flow.noise import Noise, uniform
 from tsdfm.flow.schedule import Schedule
 from tsdfm.flow.source import Source
@@ -66,6 +67,12 @@ class Finishes(Protocol):
     def finish(self, x: Tensor, logits: Tensor, noise: Noise) -> Tensor: ...
 
 
+def reads_of(jump: Jump | PositionJump) -> Reads:
+    """What a jump wants of a model (`flow.logits`): the posterior p(x_1 | x_t), unless it says `reads = "score"`."""
+    reads: Reads = getattr(jump, "reads", "posterior")
+    return reads
+
+
 @runtime_checkable
 class Remembers(Protocol):
     """A jump that keeps something of each row over its steps: `begin(x_0 [B, L])` makes the one for these rows."""
@@ -81,6 +88,9 @@ class PositionJump(Protocol):
     logits of any positions. A solver whose model can give some logits without the others (`flow.solver.PartialModel`)
     then asks for those alone.
     """
+
+    @property
+    def schedule(self) -> Schedule: ...
 
     @property
     def source(self) -> Source: ...

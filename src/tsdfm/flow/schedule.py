@@ -20,6 +20,7 @@ from torch import Tensor
 from tsdfm.errors import UserError
 
 Time = Tensor | float
+SIGMA_FLOOR = 1e-3  # ε of `sigma`
 
 
 def as_time(t: Time) -> Tensor:
@@ -130,6 +131,14 @@ class Cosine(_Base):
         k = as_time(k)
         t = torch.asin(torch.sqrt(k / 2.0)) * (4.0 / math.pi)
         return torch.where(k < 1.0, t.clamp(max=1.0), torch.ones_like(k))
+
+
+def sigma(schedule: Schedule, t: Time) -> Tensor:
+    """σ = −log(ε + (1−ε)·κ(t)), ε = 10⁻³: the noise as SEDD, Duo and public checkpoints are told it, finite at t = 0.
+
+    With κ = t it is the log-linear noise of those papers: 6.9 at t = 0, 0 at t = 1. Float64, the shape of `t`.
+    """
+    return -torch.log(SIGMA_FLOOR + (1.0 - SIGMA_FLOOR) * schedule.kappa(t))
 
 
 def schedule_from(text: str) -> Schedule:

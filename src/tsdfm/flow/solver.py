@@ -17,7 +17,8 @@ from torch import Tensor
 
 from tsdfm.errors import UserError
 from tsdfm.flow.draw import shape_logits
-from tsdfm.flow.jump import Finishes, Jump, PositionJump, Remembers
+from tsdfm.flow.jump import Finishes, Jump, PositionJump, Remembers, reads_of
+from tsdfm.flow.logits import posterior_from_score, reshaped_score
 from tsdfm.flow.noise import Noise, uniform
 
 Model = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -130,7 +131,9 @@ def solve(
     the same random numbers whatever happens in it, so with `RowNoise` a row does not depend on its neighbours.
 
     `bias` [V] is added to the logits, in float32 or better, before temperature and top-p: softmax((logits + bias)/T).
-    −inf rules a token out. `limits` does so at some positions alone.
+    −inf rules a token out. `limits` does so at some positions alone. All of them shape p(x_1 | x_t), whatever the jump
+    reads: a score (`flow.reads_of`, which the model must then give) is turned into the posterior, shaped, and turned
+    back; with the mask source its sum stays, which is how likely [MASK] is left.
 
     `on_state(passes, t, x)` is told after every pass how many there were, the time reached and the state [B, L], which
     is the solver's own. Unlike `on_step` it asks for no logits, so nothing is computed for its sake.
@@ -155,19 +158,19 @@ def solve(
         if sparing is not None:
             x = _move_some(*sparing, x, t, h, seen, noise, held, sets, shaper)
         else:
-            logits = shaper(model(x, *seen), sets)
-            before, x = x, clamp(jump(x, logits, t, h, noise))
+            read, shown = shaper.read(jump, model(x, *seen), x, t[:, None], sets, on_step is not None)
+            before, x = x, clamp(jump(x, read, t, h, noise))
             if on_step is not None:
-                on_step(Step(index=index, t=start, h=end - start, before=before, after=x, logits=logits))
+                on_step(Step(index=index, t=start, h=end - start, before=before, after=x, logits=shown))
         if on_state is not None:
             on_state(nfe, end, x)
     if jump.final_pass:
         assert isinstance(jump, Finishes)
         one, none = (torch.full((rows,), value, dtype=time_dtype, device=x.device) for value in (1.0, 0.0))
-        logits, nfe = shaper(model(x, one, none), sets), nfe + 1
-        before, x = x, clamp(jump.finish(x, logits, noise))
+        read, shown = shaper.read(jump, model(x, one, none), x, one[:, None], sets, on_step is not None)
+        before, x, nfe = x, clamp(jump.finish(x, read, noise)), nfe + 1
         if on_step is not None:
-            on_step(Step(index=len(points) - 1, t=1.0, h=0.0, before=before, after=x, logits=logits))
+            on_step(Step(index=len(points) - 1, t=1.0, h=0.0, before=before, after=x, logits=shown))
         if on_state is not None:
             on_state(nfe, 1.0, x)
     if bool(shaper.bad):
@@ -206,8 +209,9 @@ def _move_some(
     out = flat.clone()
     for part in torch.split(places, max(1, ROOM.get(x.device.type, ROOM["cpu"]) // jump.source.vocab)):
         # as one row of a state: all positions have the same t and h
-        logits = shaper(read(part), None if sets is None else sets.flatten()[part])[None]
-        out[part] = jump.move(flat[part][None], logits, t[:1], h[:1], uniforms[part][None])[0]
+        limited = None if sets is None else sets.flatten()[part]
+        logits, _ = shaper.read(jump, read(part), flat[part], t[:1], limited)
+        out[part] = jump.move(flat[part][None], logits[None], t[:1], h[:1], uniforms[part][None])[0]
     return out.view_as(x)
 
 
@@ -225,10 +229,27 @@ class _Shaper:
     def __post_init__(self) -> None:
         self.bad = torch.zeros((), dtype=torch.bool, device=self.device)
 
-    def __call__(self, logits: Tensor, sets: Tensor | None = None) -> Tensor:
-        """`sets` […] are those of `Limits`, where there are any."""
-        peak = logits.amax(-1)  # NaN if any is; all −inf is allowed, it means uniform
+    def read(
+        self, jump: Jump | PositionJump, answer: Tensor, x: Tensor, t: Tensor, sets: Tensor | None, show: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """What the jump reads of a model's answer […, V] at x […] and t, and the logits of x_1 (if they are to `show`).
+
+        `sets` […] are those of `Limits`, where there are any.
+        """
+        peak = answer.amax(-1)  # NaN if any is; all −inf is allowed, it means uniform
         self.bad |= (peak.isnan() | (peak == math.inf)).any()
+        if reads_of(jump) == "posterior":
+            shaped = self(answer, sets)
+            return shaped, shaped
+        plain = self.temperature == self.top_p == 1.0 and self.bias is None and sets is None
+        if plain and not show:
+            return answer, answer
+        law = (jump.schedule, jump.source)
+        shaped = self(posterior_from_score(answer, x, t, *law), sets)
+        return answer if plain else reshaped_score(answer, shaped, x, t, *law), shaped
+
+    def __call__(self, logits: Tensor, sets: Tensor | None = None) -> Tensor:
+        """Logits of x_1 with the bias, the limits, temperature and top-p."""
         if self.bias is not None:
             logits = logits + self.bias.to(torch.promote_types(logits.dtype, torch.float32))
         if sets is not None and self.allowed is not None:

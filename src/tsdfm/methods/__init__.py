@@ -55,6 +55,8 @@ class Method:
     sources: ClassVar[tuple[str, ...]] = ("uniform", "mask")
     time: ClassVar[bool] = True
     """Is the network told t?"""
+    clock: ClassVar[str] = "t"
+    """As what it is told the time: "t", or "sigma", −log κ(t) (`flow.schedule.sigma`)."""
     step_size: ClassVar[bool] = False
     """Is the network told h?"""
     logits: ClassVar[str] = "plain"
@@ -90,6 +92,7 @@ class Method:
         return {
             "method": self.name,
             "time": self.time,
+            "clock": self.clock,
             "step_size": self.step_size,
             "logits": self.logits,
             "jump": self.jump,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from tsdfm.engine.sharded import sharded_module
 from tsdfm.errors import UserError
 from tsdfm.flow.jump import LeaveJump, jump_from
-from tsdfm.flow.logits import Meaning, meaning_of
-from tsdfm.flow.schedule import Schedule, schedule_from
+from tsdfm.flow.logits import Meaning, Reads, meaning_of
+from tsdfm.flow.schedule import Schedule, schedule_from, sigma
 from tsdfm.flow.source import Source, source_from
 from tsdfm.kernels.head import quick_logits
 from tsdfm.nn.ddit import DDiT
@@ -29,8 +29,9 @@ from tsdfm.store.bundle import find_weights
 class VelocitySpec:
     """What a velocity network is, apart from its weights: its sizes, its flow, what it is told and what it answers.
 
-    `time` and `step_size` say whether it sees t and h (a network that does not see t is told 0); `logits` is what its
-    answer means (`flow.logits`); `method` is how it was trained and `jump` how it writes unless told otherwise.
+    `time` and `step_size` say whether it sees t and h (a network that does not see t is told 0); `clock` is how it is
+    told the time, as t or as σ = −log κ (`flow.schedule.sigma`); `logits` is what its answer means (`flow.logits`);
+    `method` is how it was trained and `jump` how it writes unless told otherwise.
     """
 
     shape: Shape
@@ -42,6 +43,7 @@ class VelocitySpec:
     tokenizer: str
     step_size: bool = False
     time: bool = True
+    clock: Literal["t", "sigma"] = "t"
     logits: str = "plain"
     method: str = ""
     jump: str = ""
@@ -69,7 +71,7 @@ class VelocitySpec:
         default, so that older checkpoints go on.
         """
         plain = replace(self, shape=replace(self.shape, checkpoint=False)).plain()
-        later = {"time": True, "logits": "plain"}
+        later = {"time": True, "clock": "t", "logits": "plain"}
         return {
             name: value
             for name, value in plain.items()
@@ -78,11 +80,15 @@ class VelocitySpec:
 
     def told(self, t: Tensor, h: Tensor) -> tuple[Tensor, Tensor | None]:
         """What the network is given of times t [B] and step sizes h [B]."""
-        return t if self.time else torch.zeros_like(t), h if self.step_size else None
+        if not self.time:
+            t = torch.zeros_like(t)
+        elif self.clock == "sigma":
+            t = sigma(self.flow_schedule(), t).to(t.dtype)
+        return t, h if self.step_size else None
 
-    def meaning(self) -> Meaning | None:
-        """How answers become logits of x_1; none where they are."""
-        return meaning_of(self.logits, self.flow_source())
+    def meaning(self, reads: Reads = "posterior") -> Meaning | None:
+        """How answers become logits of x_1, or the score if a jump reads that; none where they are."""
+        return meaning_of(self.logits, self.flow_source(), self.flow_schedule(), reads)
 
     def usual_jump(self) -> str:
         """The jump that the model's method chose; runs that did not record it have the one of their kind."""
@@ -131,14 +137,14 @@ def check_rows(spec: Any, rows: Any, owner: str, remedy: str = "use the tokens i
             raise UserError(f"{rows.folder} has {name} {theirs}, {owner} has {mine}: {remedy}")
 
 
-def as_model(net: nn.Module, spec: VelocitySpec) -> Any:
-    """(x_t, t, h) → logits for a network that may be wrapped (DDP, FSDP): a solver's or the ELBO's model."""
+def as_model(net: nn.Module, spec: VelocitySpec, reads: Reads = "posterior") -> Any:
+    """(x_t, t, h) → logits of x_1, or the score, for a network that may be wrapped (DDP, FSDP): a solver's model."""
     then = None if sharded_module(net) else quick_logits  # a copy of gathered weights would not stay true
-    mean = spec.meaning()
+    mean = spec.meaning(reads)
 
     def model(x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
         logits: Tensor = net(x_t, *spec.told(t, h), then=then)
-        return logits if mean is None else mean(logits, x_t)
+        return logits if mean is None else mean(logits, x_t, t.view(-1, *[1] * (x_t.ndim - 1)))
 
     return model
 

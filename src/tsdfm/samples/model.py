@@ -16,7 +16,7 @@ from tsdfm.distil.stats import Stats
 from tsdfm.engine.distributed import pick_device
 from tsdfm.engine.precision import autocast, use_bf16
 from tsdfm.errors import UserError
-from tsdfm.flow import Jump, RowNoise, Solution, Step, check_grid, grid, solve
+from tsdfm.flow import Jump, RowNoise, Solution, Step, check_grid, grid, reads_of, solve
 from tsdfm.methods import jump_for
 from tsdfm.nn.velocity import Velocity, load_velocity, run_folder
 from tsdfm.samples.given import Given, read_asked, several
@@ -154,7 +154,7 @@ class TextModel:
         size, rows, parts = self._rows(count, batch, trajectory, guide), list[Row](), list[Tensor]()
         plain, stats = self.jump(jump), None if guide is None else Stats(guide.settings.k)
         scorer = compass or (guide.compass if guide else None)
-        model = self.passes.model(size, (len(points) - 1) * -(-count // size))
+        model = self.passes.model(size, (len(points) - 1) * -(-count // size), reads_of(plain))
         begin = time.perf_counter()
         for start in range(0, count, size):
             numbers = asked.numbers[start : start + size].to(self.velocity.device)

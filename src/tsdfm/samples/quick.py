@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from tsdfm.engine.graphs import Replayed
 from tsdfm.engine.runner import Compiled, wrapped
 from tsdfm.errors import UserError
+from tsdfm.flow.logits import Reads
 from tsdfm.kernels.head import quick_logits
 from tsdfm.nn.velocity import Velocity, VelocitySpec
 from tsdfm.settings import nearest
@@ -44,18 +45,20 @@ class Pass:
 
     velocity: Velocity
     rows: int = 0
+    reads: Reads = "posterior"
 
     def __call__(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
-        """Logits [B, L, V]."""
+        """Logits [B, L, V], or the score."""
         logits: Tensor = self.through(x_t, t, h, quick_logits)
-        mean = self.velocity.spec.meaning()
-        return logits if mean is None else mean(logits, x_t)
+        mean = self.velocity.spec.meaning(self.reads)
+        return logits if mean is None else mean(logits, x_t, t[:, None])
 
     def look(self, x_t: Tensor, t: Tensor, h: Tensor) -> Callable[[Tensor], Tensor]:
         """One pass; the answer gives the logits [N, V] of places [N] among the B·L positions."""
         answer: Callable[[Tensor], Tensor] = self.through(x_t, t, h, by_place)
-        mean, flat = self.velocity.spec.meaning(), x_t.flatten()
-        return answer if mean is None else lambda places: mean(answer(places), flat[places])
+        mean, flat = self.velocity.spec.meaning(self.reads), x_t.flatten()
+        times = t.repeat_interleave(x_t.shape[1])
+        return answer if mean is None else lambda places: mean(answer(places), flat[places], times[places])
 
     def through(self, x_t: Tensor, t: Tensor, h: Tensor, then: Callable[[Tensor, nn.Linear], Any]) -> Any:
         """`then(hidden, head)` of the network, as its forward has it."""
@@ -90,16 +93,16 @@ class Quick:
         if self.how not in HOW:
             raise UserError(f"no way to run a network is called {self.how!r}{nearest(self.how, HOW)}")
 
-    def model(self, rows: int, passes: int) -> Pass:
+    def model(self, rows: int, passes: int, reads: Reads = "posterior") -> Pass:
         """The model for batches of up to `rows` texts, which go through the network `passes` times in all."""
         self.asked[rows] += passes
         if not self.pays(rows):
-            return Pass(self.velocity)
+            return Pass(self.velocity, reads=reads)
         if self.quick is None:
             net = self.velocity.net
             body = Replayed(Compiled(net.hidden) if self.how == "compile" else net.hidden, net, most=SHAPES)
             self.quick = replace(self.velocity, net=wrapped(net, body))
-        return Pass(self.quick, rows)
+        return Pass(self.quick, rows, reads)
 
     def pays(self, rows: int) -> bool:
         """Is it worth recording batches of so many rows?"""
