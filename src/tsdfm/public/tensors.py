@@ -41,7 +41,9 @@ class PublicTensors:
         except (SafetensorError, OSError) as problem:
             raise UserError(f"{self.files[0]} is damaged ({problem}): {AGAIN}") from None
         if not tensor.is_floating_point():
-            raise UserError(f"{name} of {self.files[0]} has the type {tensor.dtype}: weights are floating-point numbers")
+            raise UserError(
+                f"{name} of {self.files[0]} has the type {tensor.dtype}: weights are floating-point numbers"
+            )
         tensor = tensor.to(device=device, dtype=dtype or tensor.dtype)
         if not bool(torch.isfinite(tensor).all()):
             raise UserError(f"{name} of {self.files[0]} has numbers that are not finite: {AGAIN}")
@@ -157,14 +159,18 @@ def _tensors_in(whole: Any, path: Path, part: str) -> dict[str, Tensor]:
         return dict(whole)
     if len(models) != 1:
         several = ", ".join(sorted(models))
-        raise UserError(f"{path} holds several models ({several}): choose one with --part" if models else f"{path} holds no model")
+        raise UserError(
+            f"{path} holds several models ({several}): choose one with --part" if models else f"{path} holds no model"
+        )
     return dict(next(iter(models.values())))
 
 
 def _is_model(value: Any) -> bool:
     """Names of tensors, and nothing else."""
-    return isinstance(value, Mapping) and bool(value) and all(
-        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in value.items()
+    return (
+        isinstance(value, Mapping)
+        and bool(value)
+        and all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in value.items())
     )
 
 
