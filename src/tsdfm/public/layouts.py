@@ -1,9 +1,9 @@
 """The layouts of public DDiT checkpoints: which tensor is which, and what the network behind them is.
 
-MDLM, SEDD, SDTT, Duo, IDLM and (FS-)DFM share one network under two sets of names. A layout is recognised by the names and
-shapes of its tensors and by the config beside them, never by the name of a file. Shapes decide sizes, and what a config says
-of them must agree. The reverse of a layout writes what it read, bit for bit: what has no place in our network, the head's row
-of [MASK] and the rotary buffer, is kept beside the weights (`left over`).
+MDLM, SEDD, SDTT, Duo, IDLM and (FS-)DFM share one network under two sets of names. A layout is recognised by the names
+and shapes of its tensors and by the config beside them, never by the name of a file. Shapes decide sizes, and what a
+config says of them must agree. The reverse of a layout writes what it read, bit for bit: what has no place in our
+network, the head's row of [MASK] and the rotary buffer, is kept beside the weights (`left_over`).
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ KINDS = {
 class Recognised:
     """A checkpoint whose layout is known.
 
-    `table` is ours → theirs, by the names that stand in the file; `rows` those of the embedding, `vocab` the head's that
-    are tokens; `extra` are tensors that are kept beside the weights, `unused` those that are left out, with the reason.
+    `table` is ours → theirs, by the names that stand in the file; `rows` those of the embedding, of which `vocab` are
+    tokens; `extra` are tensors that are kept beside the weights, `unused` those that are left out, with the reason.
     """
 
     kind: str
@@ -282,7 +282,7 @@ def expected(name: str, names: Names, shape: Shape, rows: int) -> tuple[int, ...
 
 
 def ours_from(found: Recognised, get: Callable[[str], Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Our tensors one by one, of theirs; a modulation or head of zeros alone is what no training leaves, and refused."""
+    """Our tensors one by one, of theirs; a modulation or head that is all zero is refused."""
     for ours, theirs in found.table.items():
         parts = [get(name) for name in theirs]
         tensor = parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -123,7 +123,7 @@ def _check_index(path: Path, places: Mapping[str, Any]) -> None:
 def _safetensors(path: Path) -> dict[str, Any]:
     try:
         file: Any = safe_open(path, framework="pt")
-        return {name: file for name in file.keys()}  # noqa: SIM118
+        return dict.fromkeys(file.keys(), file)
     except (SafetensorError, OSError) as problem:
         raise UserError(f"{path} is not a whole safetensors file ({problem}): {AGAIN}") from None
 
@@ -139,7 +139,7 @@ def _torch_file(path: Path, part: str) -> dict[str, Tensor]:
             whole = torch.load(path, map_location="cpu", weights_only=True)  # a file of the old format
     except pickle.UnpicklingError:
         raise UserError(
-            f"{path} holds more than tensors, and reading it would execute what it says: take a safetensors file instead"
+            f"{path} holds more than tensors, and reading it would execute what it says: take a safetensors file"
         ) from None
     except (RuntimeError, EOFError, OSError, ValueError, KeyError) as problem:
         first = (str(problem).strip().splitlines() or [type(problem).__name__])[0][:120]
