@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,13 @@ import torch
 from torch import Tensor
 
 from tsdfm.errors import UserError
-from tsdfm.nn.velocity import VelocitySpec
+from tsdfm.nn.velocity import Velocity, VelocitySpec
 from tsdfm.public.layouts import KINDS, Recognised, left_over, ours_from, recognise
-from tsdfm.public.tensors import PublicTensors, open_tensors, read_config
+from tsdfm.public.tensors import TORCH, PublicTensors, open_tensors, read_config
+from tsdfm.store.bundle import find_shipped
+from tsdfm.store.checkpoint import has_checkpoint
 from tsdfm.store.hub import out_of_reach
+from tsdfm.store.manifest import NAME as MANIFEST
 from tsdfm.tokens.bpe import PairTokenizer, gpt2
 from tsdfm.tokens.tokenizer import Tokenizer, load_tokenizer
 
@@ -96,6 +99,7 @@ def read_public(
         "part": part or None,
         "files": tensors.sha256(),
         "left_out": found.unused,
+        "names": {ours: list(theirs) for ours, theirs in found.table.items()},
         "licence": config.get("license"),
     }
     return PublicModel(spec, made, found, tensors, config, origin)
@@ -150,3 +154,40 @@ def fetch(name: str, revision: str) -> Path:
         raise UserError(
             f"could not fetch {name} ({type(problem).__name__}: {first}): check name and revision"
         ) from problem
+
+
+def is_public(source: str | Path) -> bool:
+    """Is it someone else's checkpoint: a file of weights, a folder of them that is none of ours, or a hub name?"""
+    path = Path(source)
+    if find_shipped(path) is not None or has_checkpoint(path) or (path / MANIFEST).is_file():
+        return False
+    if path.is_file():
+        return path.suffix in (".safetensors", ".ckpt", *TORCH)
+    if path.is_dir():
+        return (path / "config.json").is_file() or any(path.glob("*.safetensors"))
+    return HUB_NAME.fullmatch(str(source)) is not None
+
+
+def load_public(source: str | Path, device: torch.device | str, **words: Any) -> tuple[Velocity, Tokenizer, str]:
+    """A network that calls as any of ours does, its tokenizer, and its name, straight from a public checkpoint."""
+    found = read_public(source, **words)
+    with torch.device("meta"):
+        net = found.spec.network()
+    wanted = net.state_dict()
+    for name, tensor in found.weights(device, torch.float32):
+        del wanted[name]
+        net.load_state_dict({name: tensor}, assign=True, strict=False)
+    assert not wanted, sorted(wanted)
+    fill_buffers(net, found.spec, device)
+    flow = (found.spec.flow_source(), found.spec.flow_schedule())
+    files = found.origin["files"]
+    velocity = Velocity(found.spec, net.eval().requires_grad_(False), *flow, None, next(iter(files.values())))
+    return velocity, found.tokenizer, found.found.kind
+
+
+def fill_buffers(net: torch.nn.Module, spec: VelocitySpec, device: torch.device | str) -> None:
+    """Buffers that no file has (rates of sinusoids and rotations), as a fresh network of one block makes them."""
+    small = replace(spec, shape=replace(spec.shape, depth=1)).network()
+    for name, buffer in small.named_buffers():
+        owner, _, last = name.rpartition(".")
+        net.get_submodule(owner).register_buffer(last, buffer.to(device), persistent=False)
