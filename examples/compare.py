@@ -13,7 +13,7 @@ from tsdfm.corpus.run import run as make_corpus
 from tsdfm.corpus.settings import CorpusSettings
 from tsdfm.judges.load import judge_from
 from tsdfm.methods import method
-from tsdfm.report.metrics.perplexity import judge_scores
+from tsdfm.metrics.perplexity import judge_scores
 from tsdfm.settings import build
 from tsdfm.tokens.run import run as make_tokens
 from tsdfm.tokens.settings import TokensSettings

@@ -15,6 +15,7 @@ ROOMS = (
     "terminal",  # how much a command says
     "settings",
     "charts",  # SVG, of plain numbers
+    "metrics",  # the mathematics of texts: intervals, entropies, perplexities, MAUVE
     "store",  # files, manifests, checkpoints, bundles
     "kernels",  # Triton kernels and their references: no network, no flow
     "corpus",
@@ -31,6 +32,7 @@ ROOMS = (
     "judges",
     "report",
     "view",
+    "serve",  # requests over HTTP, batched by the pass
     "ship",
     "recipes",
     "pipeline",

@@ -10,7 +10,8 @@ from tsdfm.methods.dfm import METHOD as DFM
 from tsdfm.methods.dfm import DFMSettings
 from tsdfm.settings import build
 
-__all__ = ["DFM", "DFMSettings", "student_of", "student_settings", "student_task", "train", "trainer"]
+__all__ = ["DFM", "DFMSettings", "many_step", "named_settings", "student_of", "student_settings"]
+__all__ += ["student_task", "train", "trainer"]
 
 
 def student_settings(**given: Any) -> Any:
@@ -23,6 +24,13 @@ def student_of(plain: dict[str, Any]) -> Any:
     """The same from plain values."""
     kind, values = student_method(plain)
     return build(method(kind).settings, values)
+
+
+def named_settings(plain: dict[str, Any]) -> Any:
+    """The settings of the `method` that plain values name; without one, FS-DFM's or TS-DFM's."""
+    if "method" not in plain:
+        return student_of(plain)
+    return build(method(plain["method"]).settings, {name: value for name, value in plain.items() if name != "method"})
 
 
 def trainer(settings: Any) -> Method:
@@ -54,3 +62,22 @@ def student_task(settings: Any, spec: Any, valid: Any = None, *, teacher: Any = 
         floor=FromTeacher(teacher, reverse) if settings.target == "teacher" else FromData(spec.flow_schedule()),
     )
     return StudentTask(settings, spec, valid, parts, found.bound())
+
+
+def many_step(name: str, tokens: Path, out: Path, steps: int = 30, **given: Any) -> Path:
+    """A small model of a many-step method, trained for as long as it takes to know a word from another."""
+    from tsdfm.engine.settings import LoopSettings, OptimSettings
+    from tsdfm.methods import method
+    from tsdfm.nn.settings import NetSettings
+
+    settings = method(name).settings(
+        tokens=tokens,
+        out=out,
+        eval_rows=8,
+        eval_times=2,
+        net=NetSettings(width=32, depth=1, heads=2, cond=16, dropout=0.0),
+        loop=LoopSettings(steps=steps, batch=16, device="cpu", eval_every=0, save_every=0),
+        optim=OptimSettings(lr=5e-3, warmup=5, ema=0.9),
+        **given,
+    )
+    return method(name).train(settings)

@@ -25,6 +25,7 @@ Place = Callable[[float], float]
 WIDTH, HEIGHT = 360, 240
 LEFT, RIGHT, BOTTOM = 46, 12, 40
 HEAD, FOOT = 48, 30  # of a figure: title and hint above, legend below
+LEGEND = 900  # how wide a line of the legend may be
 DASHES = ("", "7 4", "2 3", "", "9 3 2 3", "4 2", "1 4", "12 3")
 COLOURS = ("#475872", "#b04c06", "#7a479f", "#0a6b66", "#a82a63", "#1f5fa6", "#55731a", "#865423")
 STYLE = """
@@ -64,7 +65,10 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """A curve; `style` is its colour, dash and mark, 0 to 7; intervals are whiskers, or with `band` a band."""
+    """A curve; `style` is its colour, dash and mark; intervals are whiskers, or with `band` a band.
+
+    From style 8 on the colours come again with other dashes and marks, so that 64 curves can be told apart.
+    """
 
     name: str
     style: int
@@ -107,13 +111,17 @@ def svg(chart: Chart) -> str:
 def figure(rows: Sequence[Sequence[Chart]], title: str, hint: str = "") -> str:
     """Charts in rows as a file of their own, with their captions and one legend."""
     styles = {one.name: one.style for row in rows for chart in row for one in chart.series}
-    legend, x = list[str](), float(LEFT)
+    legend, x, widest = list[str](), float(LEFT), 0.0
     high = HEAD + len(rows) * (HEIGHT + 24) + FOOT
     for name, style in styles.items():
-        legend.append(f'<g class="s{style}">{mark(style, x, high - 16)}</g>')
+        long = 30 + 7.5 * len(name)
+        if x > LEFT and x + long > LEGEND:
+            widest, x, high = max(widest, x), float(LEFT), high + 18
+        legend.append(f'<g class="s{style % 8}">{mark(style, x, high - 16)}</g>')
         legend.append(f'<text class="name" x="{x + 10:.1f}" y="{high - 12}">{escape(name)}</text>')
-        x += 30 + 7.5 * len(name)
-    wide = max(max((len(row) for row in rows), default=1) * WIDTH, x, LEFT + 9 * len(title), LEFT + 7 * len(hint))
+        x += long
+    across = max((len(row) for row in rows), default=1) * WIDTH
+    wide = max(across, widest, x, LEFT + 9 * len(title), LEFT + 7 * len(hint))
     colours = " ".join(f".s{i} {{ color: {colour}; }}" for i, colour in enumerate(COLOURS))
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide:.0f} {high}" role="img" '
@@ -211,7 +219,7 @@ def panel(chart: Chart) -> list[str]:
 
 def curve(chart: Chart, one: Series, spots: Sequence[tuple[float, float, Point]], py: Place, log: bool) -> list[str]:
     """One series: band or whiskers, line, marks. Series that share x stand a little apart, so that none is hidden."""
-    out = [f'<g class="s{one.style}">']
+    out = [f'<g class="s{one.style % 8}">']
     ends = [
         (x, p.low, p.high) for x, _, p in spots if p.low is not None and p.high is not None and (not log or p.low > 0)
     ]
@@ -223,7 +231,7 @@ def curve(chart: Chart, one: Series, spots: Sequence[tuple[float, float, Point]]
             f'<line class="whisker" x1="{x:.1f}" x2="{x:.1f}" y1="{py(low):.1f}" y2="{py(high):.1f}"/>'
             for x, low, high in ends
         ]
-    dash = f' stroke-dasharray="{DASHES[one.style]}"' if DASHES[one.style] else ""
+    dash = f' stroke-dasharray="{DASHES[turned(one.style)]}"' if DASHES[turned(one.style)] else ""
     out.append(f'<polyline class="curve"{dash} points="{joined((x, y) for x, y, _ in spots)}"/>')
     every = max(1, math.ceil(len(spots) / (16 if chart.dots else 5)))
     for i, (x, y, p) in enumerate(spots):
@@ -239,20 +247,26 @@ def spoken(chart: Chart, one: Series, p: Point) -> str:
     return f"{at}, {p.note}" if p.note else at
 
 
+def turned(style: int) -> int:
+    """Which dash and mark a style has: its own up to 7, then one further for every round of the colours."""
+    return (style + style // 8) % 8
+
+
 def mark(style: int, x: float, y: float, r: float = 4.0, *, hollow: bool = False, said: str = "") -> str:
     """The mark of a style: shapes differ, so colours need not."""
     name, title = "hollow" if hollow else "dot", f"<title>{escape(said)}</title>" if said else ""
-    if not SHAPES[style]:
+    shape = SHAPES[turned(style)]
+    if not shape:
         return f'<circle class="{name}" cx="{x:.1f}" cy="{y:.1f}" r="{r:g}">{title}</circle>'
-    way = "L".join(f"{x + a * r:.2f} {y + b * r:.2f}" for a, b in SHAPES[style])
+    way = "L".join(f"{x + a * r:.2f} {y + b * r:.2f}" for a, b in shape)
     return f'<path class="{name}" d="M{way}Z">{title}</path>'
 
 
 def sample(style: int) -> str:
     """A short line with its mark, for a legend."""
-    dash = f' stroke-dasharray="{DASHES[style]}"' if DASHES[style] else ""
+    dash = f' stroke-dasharray="{DASHES[turned(style)]}"' if DASHES[turned(style)] else ""
     line = f'<line class="curve" x1="0" x2="34" y1="6" y2="6"{dash}/>'
-    return f'<svg viewBox="0 0 34 12" class="s{style}" aria-hidden="true">{line}{mark(style, 17, 6)}</svg>'
+    return f'<svg viewBox="0 0 34 12" class="s{style % 8}" aria-hidden="true">{line}{mark(style, 17, 6)}</svg>'
 
 
 def cross(x: float, y: float, r: float) -> list[Line]:

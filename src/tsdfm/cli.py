@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 from tsdfm import terminal
 from tsdfm.errors import UserError
+from tsdfm.report.commands import TABLES
 from tsdfm.settings import add_flags, build, flag_values, merge, nearest, switches
 
 JSON = "--json"
@@ -84,7 +85,7 @@ VERBS = {
     ),
     "student": Verb(
         "tsdfm.methods.ts_dfm:TSDFMSettings",
-        "tsdfm.methods.ts_dfm:METHOD.train",
+        "",  # which method it means, `student_method` says
         "short for train fs-dfm and, with --policy sequence-to-token, train ts-dfm",
         section="student",
         epilog="tsdfm student --tokens runs/mine/tokens --init-from runs/mine/teacher --out runs/mine/fs-dfm",
@@ -127,110 +128,17 @@ VERBS = {
         epilog="tsdfm report measure runs/demo --samples 64 --judges smollm2",
         json=True,
     ),
-    "report main": Verb(
-        "tsdfm.report.settings:MainSettings",
-        "tsdfm.report.commands.by_steps:main",
-        "perplexity and entropy of every method by steps",
-        positional="runs",
-        epilog="tsdfm report main runs/demo",
-        json=True,
-    ),
-    "report frontier": Verb(
-        "tsdfm.report.settings:FrontierSettings",
-        "tsdfm.report.sweeps:frontier",
-        "perplexity against entropy, and at matched entropy",
-        positional="runs",
-        epilog="tsdfm report frontier runs/demo --steps 8 --control fs-dfm",
-        json=True,
-    ),
-    "report threshold": Verb(
-        "tsdfm.report.settings:ThresholdSettings",
-        "tsdfm.report.commands.by_steps:threshold",
-        "students by τ and by what they started from",
-        positional="runs",
-        epilog="tsdfm report threshold runs/demo",
-        json=True,
-    ),
-    "report candidates": Verb(
-        "tsdfm.report.settings:CandidatesSettings",
-        "tsdfm.report.commands.guided:candidates",
-        "guided generation with K candidates",
-        positional="runs",
-        epilog="tsdfm report candidates runs/demo --k 1,2,5",
-        json=True,
-    ),
-    "report policy": Verb(
-        "tsdfm.report.settings:PolicySettings",
-        "tsdfm.report.commands.guided:policy",
-        "guided generation by each policy",
-        positional="runs",
-        epilog="tsdfm report policy runs/demo --steps 8,16",
-        json=True,
-    ),
-    "report refinement": Verb(
-        "tsdfm.report.settings:RefinementSettings",
-        "tsdfm.report.commands.guided:refinement",
-        "what the token phase replaces and the safeguard accepts",
-        positional="runs",
-        epilog="tsdfm report refinement runs/demo",
-        json=True,
-    ),
-    "report diversity": Verb(
-        "tsdfm.report.settings:DiversitySettings",
-        "tsdfm.report.commands.diversity:run",
-        "how much completions of one midpoint differ",
-        positional="runs",
-        epilog="tsdfm report diversity runs/demo --midpoints 8",
-        json=True,
-    ),
-    "report compass": Verb(
-        "tsdfm.report.settings:CompassTableSettings",
-        "tsdfm.report.commands.compass:run",
-        "the validation of each compass",
-        positional="runs",
-        epilog="tsdfm report compass runs/demo",
-        json=True,
-    ),
-    "report overhead": Verb(
-        "tsdfm.report.settings:OverheadSettings",
-        "tsdfm.report.commands.overhead:run",
-        "the time of a training step of each student",
-        positional="runs",
-        epilog="tsdfm report overhead runs/demo",
-        json=True,
-    ),
-    "report prefix": Verb(
-        "tsdfm.report.settings:PrefixSettings",
-        "tsdfm.report.commands.prefix:run",
-        "continuations of held-out prefixes",
-        positional="runs",
-        epilog="tsdfm report prefix runs/demo --share 0.5",
-        json=True,
-    ),
-    "report scaling": Verb(
-        "tsdfm.report.settings:ScalingSettings",
-        "tsdfm.report.commands.by_steps:scaling",
-        "runs of several sizes",
-        positional="runs",
-        epilog="tsdfm report scaling runs/demo runs/larger",
-        json=True,
-    ),
-    "report mauve": Verb(
-        "tsdfm.report.settings:MauveSettings",
-        "tsdfm.report.commands.mauve:run",
-        "how near texts come to held-out text",
-        positional="runs",
-        epilog="tsdfm report mauve runs/mine --judges smollm2 --steps 8",
-        json=True,
-    ),
-    "report claims": Verb(
-        "tsdfm.report.settings:ClaimsSettings",
-        "tsdfm.report.commands.claims:run",
-        "the paper's claims, answered from what was measured",
-        positional="runs",
-        epilog="tsdfm report claims runs/mine",
-        json=True,
-    ),
+    **{
+        f"report {name}": Verb(
+            f"tsdfm.report.settings:{made.settings}",
+            f"tsdfm.report.{made.run}",
+            made.help,
+            positional="runs",
+            epilog=f"tsdfm report {name} {made.example}",
+            json=True,
+        )
+        for name, made in TABLES.items()
+    },
     "report page": Verb(
         "tsdfm.report.settings:PageSettings",
         "tsdfm.report.page.build:run",
@@ -275,6 +183,13 @@ VERBS = {
         positional="model",
         epilog="tsdfm card tsdfm-small",
         json=True,
+    ),
+    "serve": Verb(
+        "tsdfm.serve.settings:ServeSettings",
+        "tsdfm.serve.run:run",
+        "serve models over HTTP, in OpenAI's shape, with a page to play with",
+        positional="models",
+        epilog="tsdfm serve; tsdfm serve runs/mine/ts-dfm runs/mine/teacher --port 8000",
     ),
     "doctor": Verb(
         "tsdfm.doctor.settings:DoctorSettings",

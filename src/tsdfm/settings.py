@@ -252,6 +252,13 @@ def flags_of(cls: type) -> Iterator[tuple[str, Any, Any, str]]:
         yield from fields
 
 
+def path_settings(cls: type, *, models: bool = False) -> set[str]:
+    """The last words of the settings of `cls` that take a path, or those alone that take a model (`ModelPath`)."""
+    wanted = (ModelPath,) if models else (ModelPath, Path)
+    kinds = ((name, (kind, *typing.get_args(kind))) for name, kind, *_ in flags_of(cls))
+    return {name.rpartition(".")[2] for name, each in kinds if any(kind in wanted for kind in each)}
+
+
 def flag_values(found: Mapping[str, Any], cls: type) -> dict[str, Any]:
     """The flags that were given, as the nested plain values `build` takes."""
     out: dict[str, Any] = {}

@@ -8,8 +8,9 @@ from compass_parts import make_negatives
 
 from tsdfm.compass.exam import BINS, bin_of, falling
 from tsdfm.compass.figure import energy_figure
-from tsdfm.compass.statistics import curve_summary, pearson, ranks, spearman, wilson
+from tsdfm.compass.statistics import curve_summary, pearson, ranks, spearman
 from tsdfm.compass.task import scores
+from tsdfm.metrics.intervals import wilson
 
 
 def test_correlations_equal_what_numpy_and_counting_say():

@@ -26,6 +26,8 @@ from tsdfm.engine.learner import Learner
 from tsdfm.engine.settings import LoopSettings, OptimSettings
 from tsdfm.flow import RowNoise
 from tsdfm.methods.dfm import DFMSettings
+from tsdfm.methods.sdtt import METHOD as SDTT
+from tsdfm.methods.sdtt import SDTTLoop, SDTTOptim, SDTTSettings
 from tsdfm.nn.settings import Shape
 from tsdfm.nn.velocity import Velocity, VelocitySpec
 from tsdfm.tokens.loader import HostBatch
@@ -108,7 +110,29 @@ def compass(device: torch.device, **corrupt: Any) -> Learner:
     return Learner(task, world, plan.loop, plan.optim)
 
 
+def sdtt(device: torch.device, **given: Any) -> Learner:
+    """SDTT from a teacher that is another network than the student, so that their divergence is no tiny number."""
+    plan = SDTTSettings(
+        tokens=NOWHERE,
+        init_from=NOWHERE,
+        out=NOWHERE,
+        start_steps=4,
+        round=10,
+        loop=SDTTLoop(batch=ROWS, steps=10, seed=4, precision="fp32"),
+        optim=SDTTOptim(lr=1e-3, warmup=1, ema=0.9),
+        **given,
+    )
+    about = replace(SPEC, source="mask", step_size=False, logits="subs")
+    task = SDTT.task(plan, about, None, Processes(device=device))
+    by_formula(task.model)
+    learner = Learner(task, Processes(device=device), plan.loop, plan.optim)
+    by_formula(task.teacher.net, 1.0)  # type: ignore[attr-defined]
+    return learner
+
+
 MAKERS = {
+    "sdtt": sdtt,
+    "sdtt-forward": lambda device: sdtt(device, divergence="forward"),
     "fs-dfm": lambda device: student("blind", device, divergence="forward"),
     "ts-dfm": lambda device: student("sequence-to-token", device, divergence="forward"),
     "fs-dfm-reverse": lambda device: student("blind", device, divergence="reverse"),

@@ -102,6 +102,8 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Any:
         owned += [*learner.ema.module.buffers(), *learner.optimiser.state().values(), batch.tokens, batch.rows]
         for net in (getattr(getattr(learner.task, "rollout", None), "compass", None), teacher_of(learner.task)):
             owned += [*net.net.parameters(), *net.net.buffers()] if net is not None else []
+        renewed = getattr(getattr(learner.task, "teacher", None), "net", None)
+        owned += [*renewed.parameters(), *renewed.buffers()] if renewed is not None else []
         held = getattr(getattr(learner.task, "rollout", None), "held", None)
         seen = Watch(*owned, *frequency_of(learner.task), *([] if held is None else [held]))
         watches.append(seen)
@@ -130,7 +132,7 @@ def frequency_of(objective: Any) -> list[Tensor]:
     return [] if bins is None else [bins.members, bins.start, bins.size, bins.bin_of, bins.place]
 
 
-@pytest.mark.parametrize("name", ["fs-dfm", "ts-dfm", "ts-dfm-reverse", "teacher"])
+@pytest.mark.parametrize("name", ["fs-dfm", "ts-dfm", "ts-dfm-reverse", "teacher", "sdtt"])
 def test_steps_do_not_wait(name: str, watch: Any) -> None:
     assert watch(MAKERS[name](CPU), batch_of(1, CPU), 1) == []
 
@@ -159,7 +161,7 @@ def test_numbers_on_the_host_change_nothing() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("name", ["fs-dfm", "ts-dfm", "teacher", "compass"])
+@pytest.mark.parametrize("name", ["fs-dfm", "ts-dfm", "teacher", "compass", "sdtt"])
 def test_nothing_waits_on_a_gpu(name: str) -> None:
     device = torch.device("cuda")
     learner = compass(device, mixture=WITHOUT_TEACHER) if name == "compass" else MAKERS[name](device)

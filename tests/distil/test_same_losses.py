@@ -1,6 +1,7 @@
 """Seeded steps give the losses they gave before anything was made quicker: the values below were taken then.
 
-They are of version 9d737d1's code in float32 on a CPU, those of the reverse divergence of 16ec772's. Whoever means to
+They are of version 9d737d1's code in float32 on a CPU, those of the reverse divergence of 16ec772's; SDTT's are of the
+code that brought it. Whoever means to
 change a result writes new ones down; whoever means to change the speed alone may not.
 """
 
@@ -19,6 +20,8 @@ STORED = {  # (loss, gradient norm) of two steps
     "fs-dfm-reverse": [(2.748408079147339, 2.4683916568756104), (4.044073104858398, 3.814535140991211)],
     "ts-dfm-reverse": [(2.7212626934051514, 2.2640814781188965), (3.985706090927124, 3.5540285110473633)],
     "teacher": [(4.854542255401611, 6.185528755187988), (4.665637493133545, 5.190876007080078)],
+    "sdtt": [(0.08833330124616623, 1.0931211709976196), (0.041447725147008896, 0.49081850051879883)],
+    "sdtt-forward": [(0.11282159388065338, 1.4958269596099854), (0.0484289713203907, 0.7064448595046997)],
     "compass": [(2.1967363357543945, 7.163674354553223), (1.9366719722747803, 6.935422897338867)],
 }
 

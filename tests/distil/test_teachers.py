@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,15 +13,16 @@ import torch
 from safetensors.torch import load_file
 from student_parts import spec_of, stirred
 
-from training import student_settings
-from tsdfm.distil.run import train
+from training import student_settings, student_task
+from tsdfm.distil.run import spec_for, train
 from tsdfm.distil.settings import StudentLoop, StudentOptim
 from tsdfm.distil.teachers import Average, Frozen, Rounds
 from tsdfm.engine.distributed import Processes
 from tsdfm.engine.task import Context
 from tsdfm.errors import UserError
+from tsdfm.flow import RowNoise, generalised_kl
 from tsdfm.methods.fs_dfm import FSDFM, FSDFMSettings
-from tsdfm.nn.velocity import Velocity
+from tsdfm.nn.velocity import Velocity, as_model
 from tsdfm.store.checkpoint import load_weights
 
 SPEC = spec_of()
@@ -40,21 +41,13 @@ def same(a: Any, b: Any) -> bool:
     return all(torch.equal(x, b[name]) for name, x in a.items())
 
 
-@dataclass
-class Here:
-    """As much of a context as a teacher asks for."""
-
-    ema: Any = None
-    world: Any = field(default_factory=Processes)
-
-
 def velocity_of(spec: Any) -> Velocity:
     return Velocity(spec, stirred(spec, 3), spec.flow_source(), spec.flow_schedule())
 
 
 def test_average_and_frozen() -> None:
     average, frozen, net = Average(), Frozen(velocity_of(SPEC)), stirred(SPEC, 4)
-    average.bind(Here(net), stirred(SPEC))  # type: ignore[arg-type]
+    average.bind(Context(ema=net, world=Processes()), stirred(SPEC))
     assert average.at(0) is average.at(10) is net
     assert frozen.at(0) is frozen.at(10) is frozen.net
     assert average.parts() == frozen.parts() == {}
@@ -69,13 +62,62 @@ def test_a_frozen_teacher_is_told_what_it_knows() -> None:
     x, t, h = torch.zeros(2, plain.length, dtype=torch.int64), torch.full((2,), 0.3), torch.full((2,), 0.5)
     assert torch.equal(Frozen(velocity).at(0)(x, t, h), velocity.net(x, t))
     assert torch.equal(Frozen(velocity).at(0).hidden(x, t, h), velocity.net.hidden(x, t))
+    subs = velocity_of(replace(plain, source="mask", logits="subs"))
     with pytest.raises(UserError, match="logits are subs"):
-        Frozen(velocity_of(replace(plain, source="mask", logits="subs")))
+        Frozen(subs)
+    assert torch.equal(Frozen(subs, "subs").at(0)(x, t, h), subs.net(x, t))
+    assert torch.equal(Frozen(velocity, "subs").at(0)(x, t, h), velocity.net(x, t))  # at [MASK] both are logits of x_1
+
+
+class Keeps(FSDFM):
+    """FS-DFM that leaves its network as it is told and as it answers."""
+
+    name: ClassVar[str] = "keeps"
+    keeps: ClassVar[tuple[str, ...]] = ("time", "step_size", "logits")
+    sources: ClassVar[tuple[str, ...]] = ("mask",)
+
+    def rounds(self, settings: Any) -> int:
+        return 2
+
+
+def some_settings(**given: Any) -> FSDFMSettings:
+    return student_settings(tokens=Path("a"), init_from=Path("b"), out=Path("c"), **given)  # type: ignore[no-any-return]
+
+
+def test_a_distiller_may_keep_what_its_start_is_told_and_answers() -> None:
+    settings = some_settings()
+    mdlm = replace(SPEC, source="mask", step_size=False, time=False, logits="subs", method="mdlm", jump="ancestral")
+    kept = spec_for(settings, mdlm, Keeps())
+    assert (kept.time, kept.step_size, kept.logits, kept.jump) == (False, False, "subs", "cumulative")
+    assert (kept.method, kept.rounds, spec_for(settings, kept, Keeps()).rounds) == ("keeps", 2, 4)
+    assert spec_for(settings, replace(mdlm, time=True), Keeps()).time
+    assert kept.identity() == mdlm.identity()
+    with pytest.raises(UserError, match="cannot start from"):
+        spec_for(settings, mdlm, FSDFM())
+    with pytest.raises(UserError, match="keeps is for the mask source, and b is of uniform"):
+        spec_for(settings, SPEC, Keeps())
+
+
+def test_what_means_nothing_is_not_learned() -> None:
+    """With subs, the smallest step's loss is MDLM's: the generalised KL at [MASK], and nothing elsewhere."""
+    spec = spec_of("mask", step_size=False, time=False, logits="subs")
+    settings = some_settings(share=0.0)
+    task = student_task(settings, spec)
+    task.model = stirred(spec, 6)
+    numbers = torch.arange(5)
+    x_1 = (RowNoise(1, numbers).uniform((5, spec.length)) * spec.vocab).long()
+    found = task.states(x_1, numbers, numbers, torch.zeros(5, dtype=torch.bool))
+    _, small = task.losses(task.model, found, None)
+    logits = as_model(task.model, spec)(found.x_t, found.t.float(), found.h.float())[:, spec.anchor :]
+    x_1, x_t = (x[:, spec.anchor :] for x in (found.x_1, found.x_t))
+    whole = generalised_kl(logits, x_1, x_t, found.t, spec.flow_schedule(), spec.flow_source())
+    assert small.item() == pytest.approx(whole.item(), rel=1e-12)
+    assert (x_t != spec.vocab).any()
 
 
 def test_rounds_copy_the_student_and_remember_when() -> None:
     student, rounds = stirred(SPEC, 5), Rounds(4)
-    rounds.bind(Here(), student)  # type: ignore[arg-type]
+    rounds.bind(Context(ema=None, world=Processes()), student)
     first = {name: value.clone() for name, value in student.state_dict().items()}
     with torch.no_grad():
         student.head.weight.add_(1.0)
@@ -83,6 +125,7 @@ def test_rounds_copy_the_student_and_remember_when() -> None:
         assert same(first, rounds.at(step).state_dict())
     assert same(student.state_dict(), rounds.at(4).state_dict())
     assert not any(p.requires_grad for p in rounds.net.parameters())
+    assert rounds.at(5) is rounds.called
     assert int(rounds.parts()["teacher"]["round"]) == 1
     with pytest.raises(UserError, match="at least 1"):
         Rounds(0)

@@ -1,8 +1,11 @@
-"""One small world of stories, as tokens, for the tests of all methods."""
+"""One small world of stories, as tokens, for the tests of all methods, and small models of it."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from training import many_step
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +21,28 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
         corpus=made, out=home / "tokens", vocab_size=380, length=40, layout="document", workers=1, train_documents=200
     )
     return make_tokens(settings)
+
+
+@pytest.fixture(scope="session")
+def masked_models(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A model of the mask source that is not told the time, and one that is."""
+    home = tmp_path_factory.mktemp("masked")
+    return {
+        "mdlm": many_step("mdlm", tokens, home / "mdlm"),
+        "dfm": many_step("dfm", tokens, home / "dfm", source="mask"),
+    }
+
+
+@pytest.fixture(scope="session")
+def uniform_model(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of the uniform source."""
+    return many_step("dfm", tokens, tmp_path_factory.mktemp("uniform") / "dfm")
+
+
+@pytest.fixture(scope="session")
+def teachers(
+    masked_models: dict[str, Path], uniform_model: Path, tokens: Path, tmp_path_factory: Any
+) -> dict[str, Path]:
+    """What a distiller of both sources may start from: `uniform` and `mask` by DFM, `mdlm`, and `duo`."""
+    duo = many_step("duo", tokens, tmp_path_factory.mktemp("duo") / "duo", steps=10)
+    return {"uniform": uniform_model, "mask": masked_models["dfm"], "mdlm": masked_models["mdlm"], "duo": duo}

@@ -1,15 +1,19 @@
 """Recipes as typed plans: names, order, inheritance, seeds, flags, and what is answered to a mistake."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tsdfm.compass.settings import CompassSettings
 from tsdfm.errors import UserError
 from tsdfm.pipeline.done import comparable
-from tsdfm.pipeline.plan import Model, Plan, make_plan
+from tsdfm.pipeline.plan import Model, Plan, make_plan, placed
 from tsdfm.recipes import Recipe, read_recipe, shipped
 from tsdfm.recipes.recipe import overrides
+from tsdfm.settings import ModelPath, path_settings
+from tsdfm.teacher.settings import TeacherSettings
 
 OUT = Path("out")
 
@@ -215,8 +219,31 @@ def test_ablations_plan_on_other_models_too() -> None:
 
 
 def test_places_do_not_count_when_settings_are_compared() -> None:
-    one = {"out": "a", "init_from": "b", "k": 1, "ratio": {"proposer": "c", "n": 3}}
-    assert comparable(one) == {"k": 1, "ratio": {"n": 3}}
+    one = {"out": "a", "init_from": "b", "gamma": 1, "ratio": {"proposer": "c", "n": 3}, "resume": True}
+    assert comparable(one, CompassSettings) == {"gamma": 1, "ratio.n": 3}
+
+
+def test_a_setting_of_a_model_is_known_by_its_type() -> None:
+    """A method's own word for a model it reads needs to stand in no list."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Own(TeacherSettings):
+        critics: tuple[ModelPath, ...] = ()
+        guide: ModelPath | None = None
+        cache: Path | None = None
+
+    assert path_settings(Own, models=True) == {"critics", "guide", "init_from"}
+    assert path_settings(Own) == {"critics", "guide", "init_from", "cache", "out", "tokens"}
+    given = {"guide": "teacher", "critics": "x", "net": {"guide": "none"}}
+    needs = set[str]()
+    assert placed(given, path_settings(Own, models=True), {"teacher": OUT}, needs)["guide"] == OUT
+    assert needs == {"teacher"}
+
+
+def test_a_table_of_the_report_may_have_runs_by_other_jumps() -> None:
+    given = {"tables": ["neighbours"], "neighbours": {"also": ["mdlm@remdm-cap:0.1"], "steps": [8]}}
+    (table,) = plan(recipe(measure={}, report=given)).tables
+    assert (table.settings.runs[0], table.settings.also, table.settings.steps) == (OUT, ("mdlm@remdm-cap:0.1",), (8,))
 
 
 def test_what_needs_a_judge_is_refused_before_anything_runs() -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from tsdfm.corpus.world import SMALL
 from tsdfm.judges.base import OnDone, Score
-from tsdfm.judges.cache import score_file
+from tsdfm.judges.cache import book_at, score_file
+from tsdfm.judges.load import judge_named
 from tsdfm.judges.world import WorldJudge
-from tsdfm.report.bench import book_at, judge_named
 
 TEXTS = ["Mia has a red ball.", "Ben has a blue kite.", "", "Mia has a red ball."]
 

@@ -19,11 +19,11 @@ from tsdfm.corpus.world import SMALL as SMALL_WORLD
 from tsdfm.corpus.world import render
 from tsdfm.distil.settings import NavigateSettings
 from tsdfm.errors import UserError
+from tsdfm.metrics.intervals import Estimate
+from tsdfm.metrics.ngrams import TextStats, entropy_bits
 from tsdfm.report.bench import Bench, bias_key, judge_stories, spread
 from tsdfm.report.cells import Cells, load_cell, written
 from tsdfm.report.measure import run
-from tsdfm.report.metrics.intervals import Estimate
-from tsdfm.report.metrics.ngrams import TextStats, entropy_bits
 from tsdfm.report.rows import Row, marked
 from tsdfm.report.runs import run_at
 from tsdfm.report.settings import MeasureSettings

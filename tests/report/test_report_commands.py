@@ -19,7 +19,7 @@ from tsdfm.report.cells import load_cell
 from tsdfm.report.commands import TABLES
 from tsdfm.report.commands.mauve import nearness
 from tsdfm.report.desk import command_line
-from tsdfm.report.paper import MAIN, QUOTES
+from tsdfm.report.paper import QUOTES
 from tsdfm.report.settings import CandidatesSettings, FrontierSettings, PolicySettings
 from tsdfm.tokens.rows import TokenRows
 
@@ -56,7 +56,7 @@ def test_main(report_home: Path, out: Path) -> None:
     quoted = [row for row in found["rows"] if row.get("paper")]
     assert len(quoted) == 4
     assert quoted[0]["at_4"] == "749.9 (8.1)"  # with the paper's own digits
-    assert quoted[0]["ppl_1024"] == MAIN["uniform"]["teacher"][1024][1] == 82.8
+    assert quoted[0]["ppl_1024"] == QUOTES["main"].figures["uniform"]["teacher"][1024][1] == 82.8
     assert "paper, 170M, GPT-2 judge" in (out / "main.md").read_text()
     held_out = next(row for row in found["rows"] if row["method"] == "held-out text")
     assert held_out["at_2"] == held_out["at_4"]
@@ -304,8 +304,10 @@ def test_a_command_makes_itself_again() -> None:
         (["report", "policy", "{home}", "--temperatures", "0.8,-1"], "temperatures of a sweep must be above 0"),
         (["report", "candidates", "{home}", "--temperatures", "0.8,nan"], "temperatures of a sweep must be above 0"),
         (["report", "frontier", "{home}", "--temperatures", "0,1"], "temperatures of a sweep must be above 0"),
+        (["report", "main", "{home}", "--steps", "0"], "step counts of at least 1"),
+        (["report", "candidates", "{home}", "--steps", "0"], "step counts of at least 1"),
         (["report", "mauve", "{home}"], "MAUVE needs the features of a network"),
-        (["report", "mauve", "{home}", "--clusters", "1"], "clusters must be at least 2"),
+        (["report", "mauve", "{home}", "--clusters", "1"], "draws and clusters must be at least 2"),
     ],
 )
 def test_mistakes(words: list[str], said: str, report_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -324,6 +326,6 @@ def test_temperatures_are_refused_before_anything_is_sampled(kind: type[Any], ba
 def test_every_table_has_its_maker_and_its_command() -> None:
     for name in TABLES:
         verb = VERBS[f"report {name}"]
-        maker = load(f"tsdfm.report.{TABLES[name]}")
+        maker = load(f"tsdfm.report.{TABLES[name].run}")
         assert load(verb.run) is maker
         assert get_type_hints(maker)["settings"] is load(verb.settings)

@@ -15,10 +15,10 @@ from tsdfm.errors import UserError
 from tsdfm.report.cells import shared_start
 from tsdfm.report.commands.diversity import allocation, diversity, sources, walk
 from tsdfm.report.commands.overhead import benchmark_rows, step_time, steps_in
-from tsdfm.report.commands.prefix import continue_rows
 from tsdfm.report.desk import size, world_of
 from tsdfm.report.runs import TrainedRun, find_runs, run_at
 from tsdfm.report.settings import MeasureSettings
+from tsdfm.samples.given import Given
 
 
 def test_a_pipelines_folder_in_order(report_home: Path) -> None:
@@ -91,15 +91,15 @@ def test_continued_rows_keep_their_prefix_and_without_one_are_samples(report_hom
     made = tsdfm.load(report_home / "fs-dfm-uniform", "cpu")
     rows = torch.randint(0, 50, (3, 48), generator=torch.Generator().manual_seed(0))
     rows[:, 0] = made.tokenizer.end_of_text
-    jump = made.jump("auto")
-    anchor = torch.arange(48) < 1
-    assert torch.equal(
-        continue_rows(made, rows, anchor.expand(3, 48), 4, 9, jump, 1.0, 1.0), made.sample(3, 4, 9).tokens
-    )
+    sides, anchor = torch.zeros_like(rows), (torch.arange(48) < 1).expand(3, 48)
+    same = made.sample(3, 4, 9, given=Given(anchor, rows, sides))
+    assert torch.equal(same.tokens, made.sample(3, 4, 9).tokens)
     held = torch.arange(48) < torch.tensor([[5], [17], [30]])
-    found = continue_rows(made, rows, held, 4, 9, jump, 1.0, 1.0)
+    found = made.sample(3, 4, 9, given=Given(held, rows, sides)).tokens
     assert torch.equal(found[held], rows[held])
     assert not torch.equal(found[~held], rows[~held])
+    with pytest.raises(UserError, match="3 rows are given for 2 texts"):
+        made.sample(2, 4, 9, given=Given(held, rows, sides))
 
 
 def test_the_papers_step_allocation() -> None:

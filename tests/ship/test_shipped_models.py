@@ -249,7 +249,7 @@ def test_a_report_about_a_shipped_model(models: Path, tmp_path: Path, capsys: py
         ("tsdfm-small/student", "ts-dfm", "uniform"),
     ]
     assert found.compass_for(found.models[1]) == models / "tsdfm-small" / "compass"
-    assert [run.started_from() for run in found.models] == [None, "FS-DFM"]
+    assert [run.started_from() for run in found.models] == [None, "origin"]  # which is not here to be asked
     assert found.models[1].parameters() == sum(p.numel() for p in tsdfm.load("tsdfm-small").velocity.net.parameters())
     alone = find_runs([Path("tsdfm-small/teacher"), Path("tsdfm-small/teacher")])
     assert [run.name for run in alone.models] == ["tsdfm-small/teacher"]

@@ -8,6 +8,7 @@ import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from view_parts import HOSTILE, a_table, pipeline, real, row, way
@@ -16,8 +17,9 @@ from tsdfm.cli import main
 from tsdfm.errors import UserError
 from tsdfm.report.page.build import build_page
 from tsdfm.report.page.charts import curve, energy, frontier, navigation, quality, training
-from tsdfm.report.page.gather import MadeFolder, gather, styles_of
+from tsdfm.report.page.gather import gather, group_of, styles_of
 from tsdfm.report.page.markup import clean, data_text, number, part, percent
+from tsdfm.report.runs import TrainedRun
 from tsdfm.store.files import write_json
 from tsdfm.terminal import visible
 from tsdfm.view.page import trajectory_page
@@ -152,11 +154,28 @@ def test_the_charts_hold_the_numbers(folder: Path) -> None:
     points = energy(found)["energy-uniform"].series[0].points
     assert len(points) == 10  # a bin without a mean is left out
     assert (points[0].x, points[0].y, points[0].low, points[0].high) == (0.05, 5.0, 4.5, 5.5)
-    by_kind = {kind: [stage for stage in found.stages if stage.kind == kind] for kind in ("Teachers", "Students")}
-    by_kind["Students"] = [stage for stage in found.stages if stage.kind.startswith("Students")]
+    by_kind = {kind: [stage for stage in found.stages if group_of(stage) == kind] for kind in ("Teachers", "Students")}
+    by_kind["Students"] = [stage for stage in found.stages if group_of(stage).startswith("Students")]
     assert list(training("Teachers", by_kind["Teachers"])) == ["loss-teachers", "elbo-teachers"]
     assert "loss-students" in training("Students and others", by_kind["Students"])
     assert "nav-share-ts-dfm-uniform" in navigation(by_kind["Students"][0])
+
+
+def logged(folder: Path, lines: list[dict[str, Any]], **manifest: str) -> TrainedRun:
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return TrainedRun(folder, {**manifest})
+
+
+def test_bounds_of_different_names_share_no_chart(tmp_path: Path) -> None:
+    lines = [{"kind": "eval", "step": at, "elbo": 4.0 - at} for at in (1, 2)]
+    runs = [logged(tmp_path / name, lines, bound=bound) for name, bound in (("a", "X"), ("b", "Y"), ("c", "X"))]
+    charts = training("Teachers", runs)
+    assert {name: [one.name for one in chart.series] for name, chart in charts.items()} == {
+        "elbo-teachers": ["a", "c"],
+        "elbo-teachers-1": ["b"],
+    }
+    assert [chart.caption for chart in charts.values()] == ["held-out X, nats a token", "held-out Y, nats a token"]
 
 
 def test_every_chart_is_in_the_page_with_its_numbers_in_words(page: str) -> None:
@@ -249,12 +268,12 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.strip() == str(folder / "report" / "index.html")
 
 
-def test_curves_are_thinned_and_keep_their_ends() -> None:
-    run = MadeFolder("x", {}, [{"step": i, "kind": "train", "loss": float(i)} for i in range(1, 10_001)])
+def test_curves_are_thinned_and_keep_their_ends(tmp_path: Path) -> None:
+    run = logged(tmp_path / "x", [{"step": i, "kind": "train", "loss": float(i)} for i in range(1, 10_001)])
     points = curve(run, "train", "loss")
     assert len(points) <= 242
     assert (points[0].x, points[-1].x) == (1, 10_000)
-    assert curve(MadeFolder("x", {}, []), "train", "loss") == []
+    assert curve(logged(tmp_path / "y", []), "train", "loss") == []
 
 
 def test_numbers_as_people_read_them() -> None:

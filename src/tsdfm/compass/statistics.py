@@ -1,4 +1,4 @@
-"""Small statistics on numpy arrays: correlations, an interval for a share, and the summary of energy curves."""
+"""Small statistics on numpy arrays: correlations, and the summary of energy curves."""
 
 from __future__ import annotations
 
@@ -31,16 +31,6 @@ def ranks(x: Floats) -> Floats:
 def spearman(x: Floats, y: Floats) -> float:
     """Rank correlation."""
     return pearson(ranks(x), ranks(y))
-
-
-def wilson(right: int, asked: int, z: float = 1.959964) -> tuple[float, float]:
-    """The 95 % interval of a share (Wilson's score interval), sound also near 0 and 1."""
-    if not asked:
-        return 0.0, 1.0
-    p = right / asked
-    centre = (p + z * z / (2 * asked)) / (1 + z * z / asked)
-    half = z * math.sqrt(p * (1 - p) / asked + z * z / (4 * asked * asked)) / (1 + z * z / asked)
-    return max(0.0, min(p, centre - half)), min(1.0, max(p, centre + half))  # rounding must not exclude p itself
 
 
 def curve_summary(times: Floats, energies: Floats, same: NDArray[np.bool_]) -> dict[str, Any]:

@@ -21,10 +21,11 @@ from tsdfm.compass.model import Compass, load_compass
 from tsdfm.compass.negatives import by_strategy
 from tsdfm.compass.ratio import tally
 from tsdfm.compass.settings import CompassSettings, ValidateSettings
-from tsdfm.compass.statistics import curve_summary, wilson
+from tsdfm.compass.statistics import curve_summary
 from tsdfm.compass.table import show
 from tsdfm.compass.task import make_negatives
 from tsdfm.errors import UserError
+from tsdfm.metrics.intervals import wilson
 from tsdfm.nn.velocity import Velocity, load_velocity, run_folder
 from tsdfm.settings import build, to_dict
 from tsdfm.store.files import write_json

@@ -32,6 +32,7 @@ class SourceSettings:
     name: str | None = option(None, "a hub dataset, fineweb-edu, wikitext-103, world:small, storyteller:FOLDER")
     kind: Kind = option("auto", "what to read; auto goes by the name's ending")
     field: str = option("text", "field or column that holds the text; 'question+answer' joins two by a newline")
+    prompt: str | None = option(None, "field or column that holds a prompt, to which the text is the answer")
     cut: Cut = option("whole", "documents of a text file: the whole file, its lines, its paragraphs, WikiText articles")
     tidy: bool = option(False, "plain line ends, quotes, dashes and dots; no blank lines, no runs of spaces")
     drop: str | None = option(None, "leave out lines in which this regular expression is found, as in https?://")
@@ -79,6 +80,7 @@ class CorpusSettings:
         None, "the one source, if it has a name: a hub dataset, fineweb-edu, world:small, storyteller:FOLDER"
     )
     field: str = option("text", "field of the one source that holds the text; 'question+answer' joins two")
+    prompt: str | None = option(None, "field of the one source that holds a prompt, to which the text is the answer")
     cut: Cut = option("whole", "documents of a text file: the whole file, its lines, its paragraphs, WikiText articles")
     tidy: bool = option(False, "plain line ends, quotes, dashes and dots; no blank lines, no runs of spaces")
     drop: str | None = option(None, "leave out lines in which this regular expression is found, as in https?://")
@@ -102,7 +104,7 @@ class CorpusSettings:
         if one and self.sources:
             raise UserError("give the corpus either path/name (one source) or sources (several), not both")
         if one:
-            same = ("path", "name", "field", "cut", "tidy", "drop", "limit", "seed")
+            same = ("path", "name", "field", "prompt", "cut", "tidy", "drop", "limit", "seed")
             return (SourceSettings(**{name: getattr(self, name) for name in same}),)
         if not self.sources:
             raise UserError("the corpus has no source: give --path FILE_OR_FOLDER or --name DATASET")

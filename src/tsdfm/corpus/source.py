@@ -24,7 +24,10 @@ def read(source: SourceSettings | Path | str) -> Iterator[Document]:
     if not isinstance(source, SourceSettings):
         source = SourceSettings(path=Path(source))
     rounds = itertools.chain.from_iterable(_read_once(source) for _ in range(source.repeat))
-    made = (Document(clean(prepared(text, source)), origin) for text, origin in rounds)
+    made = (
+        Document(clean(prepared(text, source)), origin, clean(prepared(prompt, source)))
+        for text, origin, prompt in rounds
+    )
     return itertools.islice((document for document in made if document.text.strip()), source.limit)
 
 
@@ -85,6 +88,7 @@ def _read_once(source: SourceSettings) -> Iterator[Document]:
 
 def _read_world(source: SourceSettings, kind: str, which: str) -> Iterator[Document]:
     """Stories drawn from a world: `world:small` names one of several, `storyteller:FOLDER` a model's folder."""
+    without_prompt(source, "a world")
     if source.limit is None:
         raise UserError("a world has no end: give limit, the number of stories")
     if kind == "world":
@@ -106,13 +110,22 @@ def _read_files(source: SourceSettings, root: Path) -> Iterator[Document]:
         place = path.relative_to(root).as_posix() if root.is_dir() else path.name
         match kind:
             case "jsonl":
-                documents = read_jsonl(path, source.field)
+                documents = read_jsonl(path, source.field, source.prompt)
             case "parquet":
-                documents = read_parquet(path, source.field)
+                documents = read_parquet(path, source.field, source.prompt)
             case _:
+                without_prompt(source, path.name)
                 documents = read_text(path, source.cut)
-        for text, origin in documents:
-            yield Document(text, place + origin.removeprefix(path.name))
+        for document in documents:
+            yield document._replace(origin=place + document.origin.removeprefix(path.name))
+
+
+def without_prompt(source: SourceSettings, what: str) -> None:
+    """Refuse a prompt where there are no fields."""
+    if source.prompt is not None:
+        raise UserError(
+            f"{what} has no field {source.prompt!r} for a prompt: prompts come from jsonl, parquet or the hub"
+        )
 
 
 def find_files(source: SourceSettings) -> list[Path]:

@@ -15,6 +15,7 @@ from tsdfm.distil.settings import StudentSettings
 from tsdfm.engine.distributed import Processes
 from tsdfm.errors import UserError
 from tsdfm.flow import Schedule
+from tsdfm.flow.logits import readable_as
 from tsdfm.flow.loss import LAST_TIME
 from tsdfm.kernels.fused import Divergence, GeneralisedKL, Objective, Target
 from tsdfm.nn.velocity import Velocity, VelocitySpec, load_velocity, spec_in
@@ -49,7 +50,7 @@ class FromTeacher:
         with torch.no_grad():
             told = spec.told(near(t, x_t).float(), near(h, x_t).float())
             hidden, _ = self.teacher.net(states.x_t[states.large :], *told, then=heads.keep)
-        hidden = hidden[:, spec.anchor :].flatten(0, 1)
+        hidden = states.learned_small(hidden)
         return Divergence(Target([hidden], (1.0,), *heads.parts()), self.reverse), torch.ones_like(t)
 
 
@@ -60,16 +61,10 @@ def frozen_teacher(settings: StudentSettings, spec: VelocitySpec, world: Process
     path = teacher_path(settings)
     teacher = load_velocity(path, world.device, role="teacher")
     spec.match(teacher.spec, f"the teacher {path}")
-    plain_logits(teacher.spec, path)
+    if not readable_as(teacher.spec.logits, spec.logits):  # what it never learned would be distilled
+        word = f"{teacher.spec.method}, logits {teacher.spec.logits}"
+        raise UserError(f"{path} answers at some positions only ({word}): use a dfm teacher")
     return FromTeacher(teacher, settings.divergence == "reverse")
-
-
-def plain_logits(spec: VelocitySpec, path: Path) -> None:
-    """Refuse a model whose answers are no logits of x_1 at every position: what it never learned would be distilled."""
-    if spec.logits != "plain":
-        raise UserError(
-            f"{path} answers at some positions only ({spec.method}, logits {spec.logits}): use a dfm teacher"
-        )
 
 
 def teacher_path(settings: StudentSettings) -> Path:

@@ -5,15 +5,17 @@
     Rollout    the target of the large steps: what the teacher says of a step after taking it in smaller ones
     Floor      what the smallest step, which has no smaller ones, learns
 
-Shapes: B rows of a batch of which the first `large` take a large step; L positions, N of them free in all, |V| tokens.
+Shapes: B rows of a batch of which the first `large` take a large step; L positions, N learned in all, |V| tokens.
+Learned are the free positions, those behind the anchor; of a network that answers at [MASK] alone, the masked ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from tsdfm.distil.stats import Stats
@@ -27,6 +29,10 @@ class States:
     """Rows of a batch, the large steps first: states x_t of texts x_1 [B, L]; t and h [B] float64 on the host.
 
     `most` is the number of large steps that a batch of so many rows can hold: a compiled teacher's one batch size.
+    `numbers` [B] are the rows' running numbers on the host, `noise` draws by them on the device. `places` [N] are the
+    learned positions among the B·L, where they are fewer than the free ones, on the host and, for `learned`, on the
+    device; the first `cut` of the learned ones are those of the large steps. `latent` [B] are the numbers that a
+    student with such is told.
     """
 
     x_1: Tensor
@@ -36,6 +42,53 @@ class States:
     large: int
     most: int
     noise: RowNoise
+    numbers: Tensor
+    anchor: int
+    cut: int
+    places: tuple[Tensor, Tensor] | None = None
+    latent: Tensor | None = None
+
+    def after(self, rows: int) -> States:
+        """The same without the first `rows` rows, which took a large step; all free positions must be learned."""
+        rest = torch.arange(rows, len(self.x_t), device=self.noise.rows.device)
+        x_1, x_t, t, h, numbers = (x[rows:] for x in (self.x_1, self.x_t, self.t, self.h, self.numbers))
+        return replace(
+            self,
+            x_1=x_1,
+            x_t=x_t,
+            t=t,
+            h=h,
+            large=self.large - rows,
+            most=max(0, self.most - rows),
+            noise=self.noise.select(rest),
+            numbers=numbers,
+            cut=self.cut - rows * (x_t.shape[1] - self.anchor),
+            latent=None if self.latent is None else self.latent[rows:],
+        )
+
+    def learned(self, x: Tensor) -> Tensor:
+        """What lies at the learned positions, row after row: x [B, L, …] → [N, …]; of the first rows alone, theirs."""
+        if self.places is None:
+            return x[:, self.anchor :].flatten(0, 1)
+        places = self.places[1]
+        return x.flatten(0, 1).index_select(0, places if len(x) == len(self.x_t) else places[: self.cut])
+
+    def learned_small(self, x: Tensor) -> Tensor:
+        """The same of the rows with the smallest step, from x [B − large, L, …] of these alone."""
+        if self.places is None:
+            return x[:, self.anchor :].flatten(0, 1)
+        return x.flatten(0, 1).index_select(0, self.places[1][self.cut :] - self.large * self.x_t.shape[1])
+
+
+@dataclass(frozen=True)
+class Late:
+    """An objective of the first `rows` rows that is known only inside the student's forward, from its own answers.
+
+    `make(hidden [N, D], head)` gives it for their free positions [N], with the weight of each [N], float64.
+    """
+
+    rows: int
+    make: Callable[[Tensor, nn.Linear], tuple[Objective, Tensor]]
 
 
 class Times(Protocol):
@@ -94,7 +147,7 @@ class Rollout(Protocol):
     def __call__(
         self, teacher: nn.Module, states: States, step: int, stats: Stats | None
     ) -> tuple[Objective | None, Tensor | None]:
-        """An objective of the first `large` rows' free positions [N], or None where there is no such row.
+        """An objective of the first `large` rows' learned positions [N], or None where there is no such row.
 
         Beside it the positions' weights [N], float64 (none: all alike), on which the mean over rows is taken.
         """
@@ -111,7 +164,7 @@ class Floor(Protocol):
     """What the rows with the smallest step learn."""
 
     def __call__(self, states: States, x_1: Tensor, x_t: Tensor) -> tuple[Objective | None, Tensor]:
-        """An objective of their free positions x_1, x_t [N], and the weight of each row, float64 on the host."""
+        """An objective of their learned positions x_1, x_t [N], and the weight of each row, float64 on the host."""
         ...
 
 

@@ -6,45 +6,51 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from tsdfm.distil.settings import StudentSettings
+from tsdfm.distil.settings import DistilSettings, StudentSettings
 from tsdfm.distil.start import start_from
-from tsdfm.distil.task import StudentTask
 from tsdfm.engine.distributed import Processes, join
 from tsdfm.engine.rows import train_rows
-from tsdfm.engine.task import Record
+from tsdfm.engine.task import Record, Task
 from tsdfm.errors import UserError
 from tsdfm.flow import Bound
+from tsdfm.flow.logits import readable_as
 from tsdfm.nn.ddit import DDiT
 from tsdfm.nn.velocity import VelocitySpec, check_rows, spec_in
-from tsdfm.settings import to_dict
+from tsdfm.settings import path_settings, to_dict
 from tsdfm.store.bundle import FoundWeights, find_weights, on_disk
 from tsdfm.store.checkpoint import Store, read_state
 from tsdfm.store.manifest import input_sha256
 from tsdfm.tokens.loader import with_numbers
 from tsdfm.tokens.rows import TokenRows, valid_rows
 
-FREE = {"tokens", "init_from", "out", "compass", "teacher", "name", "checkpoint", "probe_every", "resume"}
-FREE |= {"eval_rows", "eval_times", "allow_changed", "record", "loop", "optim"}  # what a resume may change
+FREE = {"name", "checkpoint", "probe_every", "resume", "eval_rows", "eval_times", "allow_changed", "record"}
+FREE |= {"loop", "optim"}
+"""Settings that a resumed run may change; paths too, of whose files the hashes count."""
 
 
 class Distils(Protocol):
-    """What this stage asks of a method (`tsdfm.methods.StudentMethod`)."""
+    """What this stage asks of a method (`tsdfm.methods.DistilMethod`)."""
 
     name: ClassVar[str]
     label: ClassVar[str]
+    sources: ClassVar[tuple[str, ...]]
 
-    def words(self) -> dict[str, Any]: ...
+    def told(self, settings: Any, origin: VelocitySpec) -> dict[str, Any]: ...
+
+    def rounds(self, settings: Any) -> int: ...
+
+    def words(self, settings: Any = None) -> dict[str, Any]: ...
 
     def then(self, settings: Any) -> tuple[str | Path, ...]: ...
 
     def bound(self) -> Bound | None: ...
 
-    def task(self, settings: Any, spec: VelocitySpec, valid: TokenRows | None, world: Processes) -> StudentTask: ...
+    def task(self, settings: Any, spec: VelocitySpec, valid: TokenRows | None, world: Processes) -> Task: ...
 
     def inputs(self, settings: Any) -> dict[str, Path]: ...
 
 
-def train(settings: StudentSettings, method: Distils) -> Path:
+def train(settings: DistilSettings, method: Distils) -> Path:
     """Distil a student by `method` and return its run folder."""
     rows = TokenRows(settings.tokens, "train")
     origin = start_of(settings)
@@ -63,38 +69,44 @@ def train(settings: StudentSettings, method: Distils) -> Path:
         )
 
 
-def start_of(settings: StudentSettings) -> FoundWeights:
+def start_of(settings: DistilSettings) -> FoundWeights:
     """What the student starts from: the averaged weights of a run, or a bundle's (its student's, or FOLDER/teacher)."""
     return find_weights(settings.init_from, settings.START, which="ema", choose="newest")
 
 
-def spec_for(settings: StudentSettings, origin: VelocitySpec, method: Distils) -> VelocitySpec:
-    """The network of what the student starts from, told what the method tells it."""
-    known = method.words()
-    if any(getattr(origin, name) != known[name] for name in ("logits", "time", "clock")):
+def spec_for(settings: DistilSettings, origin: VelocitySpec, method: Distils) -> VelocitySpec:
+    """The network of what the student starts from, told what the method tells it, or what it was told before."""
+    if origin.source not in method.sources:
+        only = " and ".join(method.sources)
+        raise UserError(f"{method.name} is for the {only} source, and {settings.init_from} is of {origin.source}")
+    known = method.words(settings) | method.told(settings, origin)
+    told = all(getattr(origin, name) == known[name] for name in ("time", "clock"))
+    if not told or not readable_as(origin.logits, known["logits"]):
         raise UserError(
             f"{method.name} cannot start from {settings.init_from}, which is of method {origin.method}: its network is "
             "told, or answers, something else; start from a dfm or few-step model"
         )
     dropout = origin.shape.dropout if settings.dropout is None else settings.dropout
     shape = replace(origin.shape, dropout=dropout, checkpoint=settings.checkpoint)
-    return replace(origin, shape=shape, **method.words())
+    before = origin.rounds if origin.method == method.name else 0
+    return replace(origin, shape=shape, **known, rounds=before + method.rounds(settings))
 
 
-def begin(task: StudentTask, settings: StudentSettings, origin: FoundWeights) -> None:
+def begin(task: Task, settings: DistilSettings, origin: FoundWeights) -> None:
     """The weights of step 0: the averaged ones of what the student starts from."""
     assert isinstance(task.model, DDiT)
     known = spec_in(origin.manifest, origin.place).step_size
-    fit_new = settings.fresh == "fit"
+    fit_new = isinstance(settings, StudentSettings) and settings.fresh == "fit"
     start_from(task.model, origin.weights(), step_size=known, fit=fit_new, where=str(settings.init_from))
 
 
-def record_for(settings: StudentSettings, spec: VelocitySpec, method: Distils) -> Record:
+def record_for(settings: DistilSettings, spec: VelocitySpec, method: Distils) -> Record:
     """What the run's manifests say, and what a resumed run must share with its checkpoint."""
     start = {"init_from": on_disk(settings.init_from, "init_from", settings.START)}
     read = {"tokens": settings.tokens, **method.inputs(settings)}
     inputs = start | {name: on_disk(path, name) for name, path in read.items()}
-    own = {name: value for name, value in to_dict(settings).items() if name not in FREE}
+    free = FREE | path_settings(type(settings))
+    own = {name: value for name, value in to_dict(settings).items() if name not in free}
     bound = method.bound()
     return Record(
         stage=settings.name or method.label or method.name,
@@ -107,7 +119,7 @@ def record_for(settings: StudentSettings, spec: VelocitySpec, method: Distils) -
     )
 
 
-def known_inputs(settings: StudentSettings, inputs: dict[str, Path]) -> dict[str, str]:
+def known_inputs(settings: DistilSettings, inputs: dict[str, Path]) -> dict[str, str]:
     """The hashes a resumed run is held to: of the inputs as they are or, with `allow_changed`, as they were."""
     newest = Store(settings.out).newest()
     if settings.allow_changed and newest is not None:

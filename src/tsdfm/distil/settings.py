@@ -82,18 +82,39 @@ class StudentOptim(OptimSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudentSettings:
-    """A few-step model distilled from itself by RK-4 chains; how their midpoints are made is a method's own."""
+class DistilSettings:
+    """What every distillation has: tokens, a model to start from, a loop. How it distils is a method's own."""
 
     START: ClassVar[str] = "student"  # which of a bundle's models its folder means in init_from
 
     tokens: Path = required("the tokens folder to train on")
+    init_from: ModelPath = required("run, checkpoint or bundle to start from")
+    out: Path = required("folder for the run")
+    name: str | None = option(None, "what the model is called in samples and tables; none is the method's own word")
+    dropout: float | None = option(None, "dropout while training; none is what init_from has")
+    checkpoint: bool = option(False, "recompute activations in the backward pass: less memory, a third more time")
+    eval_rows: int = option(256, "held-out rows of an evaluation")
+    eval_times: int = option(8, "times at which each held-out row is looked at for the bound")
+    resume: bool = option(False, "go on from the newest checkpoint in --out")
+    allow_changed: bool = option(False, "resume although tokens or a model that the training reads have changed")
+    loop: LoopSettings = option(LoopSettings(), "the training loop")
+    optim: OptimSettings = option(OptimSettings(), "the optimiser")
+
+    def __post_init__(self) -> None:
+        if self.eval_rows < 1 or self.eval_times < 1:
+            raise UserError("eval_rows and eval_times must be at least 1")
+        if self.dropout is not None and not 0 <= self.dropout < 1:
+            raise UserError(f"dropout must be at least 0 and below 1, not {self.dropout}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudentSettings(DistilSettings):
+    """A few-step model distilled from itself by RK-4 chains; how their midpoints are made is a method's own."""
+
     init_from: ModelPath = required(
         "run, checkpoint or bundle to start from: a teacher (DFM init) or a student (FS-DFM)"
     )
-    out: Path = required("folder for the run")
     teacher: ModelPath | None = option(None, "the frozen teacher, for target teacher; none is init_from if that is one")
-    name: str | None = option(None, "what the model is called in samples and tables; none is the method's own word")
     target: Literal["data", "teacher"] = option("data", "what the smallest step learns from")
     estimator: Literal["rk4", "heun", "euler"] = option("rk4", "how the larger steps' target is made")
     divergence: Literal["forward", "reverse"] = option(
@@ -106,24 +127,15 @@ class StudentSettings:
     fresh: Literal["random", "fit"] = option(
         "random", "new weights of a DFM init: random, or fitted so that the student begins as its teacher"
     )
-    dropout: float | None = option(None, "dropout while training; none is what init_from has")
-    checkpoint: bool = option(False, "recompute activations in the backward pass: less memory, a third more time")
     record: bool = option(
         False,
         "on CUDA, with loop.compile and loop.graphs, replay a large step's target as one recording: same results, less "
         "work for the host, a little more memory. For small networks, slow or shared hosts; elsewhere it does nothing",
     )
-    eval_rows: int = option(256, "held-out rows of an evaluation")
-    eval_times: int = option(8, "times at which each held-out row is looked at for the bound")
-    resume: bool = option(False, "go on from the newest checkpoint in --out")
-    allow_changed: bool = option(False, "resume although tokens, init_from, teacher or compass have changed")
     loop: StudentLoop = option(StudentLoop(), "the training loop")
     optim: StudentOptim = option(StudentOptim(), "the optimiser")
 
     def __post_init__(self) -> None:
-        if self.eval_rows < 1 or self.eval_times < 1:
-            raise UserError("eval_rows and eval_times must be at least 1")
+        super().__post_init__()
         if self.share is not None and not 0 <= self.share <= 1:
             raise UserError(f"share must lie in 0 to 1, not {self.share}")
-        if self.dropout is not None and not 0 <= self.dropout < 1:
-            raise UserError(f"dropout must be at least 0 and below 1, not {self.dropout}")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tsdfm.engine.sharded import sharded_module
 from tsdfm.engine.task import Context
 from tsdfm.errors import UserError
+from tsdfm.flow.logits import readable_as
 from tsdfm.nn.velocity import Velocity
 
 
@@ -35,13 +36,13 @@ class Average:
 
 
 class Told(nn.Module):
-    """A model's network, called with t and h whether it is told them or not; its answers must be logits of x_1."""
+    """A model's network, called with t and h whether it is told them or not; its answers are read as `logits`."""
 
-    def __init__(self, velocity: Velocity) -> None:
+    def __init__(self, velocity: Velocity, logits: str = "plain") -> None:
         super().__init__()
         self.net, self.spec = velocity.net, velocity.spec
-        if self.spec.logits != "plain":
-            raise UserError(f"a teacher whose logits are {self.spec.logits} cannot be rolled out: use a plain one")
+        if not readable_as(self.spec.logits, logits):
+            raise UserError(f"a teacher whose logits are {self.spec.logits} cannot be rolled out: use a {logits} one")
 
     @property
     def head(self) -> nn.Linear:
@@ -58,12 +59,16 @@ class Told(nn.Module):
 
 @dataclass
 class Frozen:
-    """A model that stays as it is. The method names its path in `inputs`, so that a resumed run is held to its hash."""
+    """A model that stays as it is. The method names its path in `inputs`, so that a resumed run is held to its hash.
+
+    `logits` is what the student's answers mean, and so what the teacher's are read as.
+    """
 
     velocity: Velocity
+    logits: str = "plain"
 
     def __post_init__(self) -> None:
-        self.net = Told(self.velocity)
+        self.net = Told(self.velocity, self.logits)
 
     def bind(self, context: Context, student: nn.Module) -> None: ...
 
@@ -83,9 +88,10 @@ class Rounds:
 
     every: int
     net: nn.Module = field(init=False)
+    called: nn.Module = field(init=False)
     student: nn.Module = field(init=False)
     round: Tensor = field(init=False)
-    seen: bool = field(init=False, default=False)
+    known: int | None = field(init=False, default=None)  # the same on the host, which then need not ask the device
 
     def __post_init__(self) -> None:
         if self.every < 1:
@@ -96,17 +102,19 @@ class Rounds:
             raise UserError("a teacher renewed in rounds works with one process or ddp, not with fsdp")
         self.student = student
         self.net = copy.deepcopy(student).eval().requires_grad_(False)
+        self.called = context.runner(self.net)
         self.round = torch.zeros(1, dtype=torch.int64, device=context.world.device)
 
     @torch.no_grad()
     def at(self, step: int) -> nn.Module:
         now = step // self.every
-        if step % self.every == 0 or not self.seen:  # else the device need not be asked
-            self.seen = True
-            if now != int(self.round):
-                self.net.load_state_dict(self.student.state_dict())
-                self.round.fill_(now)
-        return self.net
+        if self.known is None:  # a checkpoint may have been loaded since `bind`
+            self.known = int(self.round)
+        if now != self.known:
+            self.net.load_state_dict(self.student.state_dict())
+            self.round.fill_(now)
+            self.known = now
+        return self.called
 
     def parts(self) -> Mapping[str, Mapping[str, Tensor]]:
         return {"teacher": {**self.net.state_dict(), "round": self.round}}

@@ -1,7 +1,10 @@
 """Which step a row of a batch trains: its step size h, its time t, and whether it takes the large-step target.
 
-h ∈ {2^0, 2^−1, …, 2^−10}, t = k/1024 with t + h ≤ 1, all k alike. The smallest step learns from the data, the others
-from the semi-teacher. Everything follows from a row's running number, on the host: no device is waited for.
+`Levels`     h ∈ {2^0, 2^−1, …, 2^−10}, t = k/1024 with t + h ≤ 1, all k alike. The smallest step learns from the data,
+             the others from the semi-teacher.
+`Doubling`   one h for all rows, twice as large in every round; t anywhere in [0, 1).
+
+Everything follows from a row's running number, on the host: no device is waited for.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from torch import Tensor
 
 from tsdfm.distil.settings import LEVELS
 from tsdfm.errors import UserError
-from tsdfm.flow import RowNoise
+from tsdfm.flow import RowNoise, row_times
 
 GRID = 1024
 SMALLEST = 1.0 / GRID
@@ -82,3 +85,26 @@ class Levels:
 
     def draw(self, large: Tensor, noise: RowNoise, step: int) -> tuple[Tensor, Tensor]:
         return draw_steps(large, self.weights, noise)
+
+
+@dataclass(frozen=True)
+class Doubling:
+    """Steps that double every `every` steps of the training: h = first·2^round, cut off at t + h = 1; all rows large.
+
+    t is spread over [0, 1) evenly: a row's time is that of its number (`flow.row_times`).
+    """
+
+    first: float
+    every: int
+    share: float = 1.0
+
+    @property
+    def smallest(self) -> float:
+        return self.first
+
+    def large(self, numbers: Tensor, step: int) -> Tensor:
+        return torch.ones_like(numbers, dtype=torch.bool)
+
+    def draw(self, large: Tensor, noise: RowNoise, step: int) -> tuple[Tensor, Tensor]:
+        t = row_times(noise.rows, noise.seed)
+        return t, (1.0 - t).clamp(max=self.first * 2.0 ** (step // self.every))

@@ -13,15 +13,17 @@ the body is compiled or recorded, since what is done with the head differs from 
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from tsdfm.engine.graphs import GraphMemory, Replayed
+from tsdfm.engine.graphs import GraphMemory, Replayed, plain
 
 Body = Callable[..., Tensor]
 """(*tensors or None) → tensor."""
@@ -131,6 +133,14 @@ class Compiled:
             torch._dynamo.mark_static(x)
         elif self.sizes == "any":
             torch._dynamo.maybe_mark_dynamic(x, 0)
+
+
+@contextlib.contextmanager
+def as_written() -> Iterator[None]:
+    """Networks run as they are written inside the block, neither compiled nor recorded: for shapes that come once."""
+    loaded = "torch._dynamo" in sys.modules  # else nothing is compiled, and loading the compiler takes seconds
+    with torch.compiler.set_stance("force_eager") if loaded else contextlib.nullcontext(), plain():
+        yield
 
 
 def compile_blocks(net: nn.Module) -> None:

@@ -37,6 +37,7 @@ from tsdfm.flow.logits import Reads
 from tsdfm.flow.noise import Noise, uniform
 from tsdfm.flow.schedule import Schedule
 from tsdfm.flow.source import Source
+from tsdfm.lazy import BROUGHT
 from tsdfm.settings import nearest
 
 
@@ -68,7 +69,7 @@ class Finishes(Protocol):
 
 
 def reads_of(jump: Jump | PositionJump) -> Reads:
-    """What a jump wants of a model (`flow.logits`): the posterior p(x_1 | x_t), unless it says `reads = "score"`."""
+    """What a jump wants of a model (`flow.logits`): the posterior p(x_1 | x_t), unless its `reads` says otherwise."""
     reads: Reads = getattr(jump, "reads", "posterior")
     return reads
 
@@ -81,11 +82,18 @@ class Remembers(Protocol):
 
 
 @runtime_checkable
+class Retimes(Protocol):
+    """A jump along which the share of arrived tokens may differ from κ(t): the network is told `when` [B], not t."""
+
+    def when(self, t: Tensor, h: Tensor) -> Tensor: ...
+
+
+@runtime_checkable
 class PositionJump(Protocol):
     """A jump that decides position by position, by two uniforms u [B, L, 2] each.
 
     `needs` [B, L] says, before any logits are there, which positions they could make move; `move` is the jump by the
-    logits of any positions. A solver whose model can give some logits without the others (`flow.solver.PartialModel`)
+    logits of any positions. A solver whose model can give some logits without the others (`flow.walk.PartialModel`)
     then asks for those alone.
     """
 
@@ -98,6 +106,33 @@ class PositionJump(Protocol):
     def needs(self, x_t: Tensor, t: Tensor, h: Tensor, u: Tensor) -> Tensor: ...
 
     def move(self, x_t: Tensor, logits: Tensor, t: Tensor, h: Tensor, u: Tensor) -> Tensor: ...
+
+
+@runtime_checkable
+class RowJump(Protocol):
+    """A jump that reads positions one by one and then decides row by row: one that writes the surest tokens first, say.
+
+    `needs` [B, L] are the positions whose logits it wants, by uniforms u [B, L, 2]. `read` gives a token and a score
+    [N] of each of N positions, from the logits [N, V] as they are drawn from and the model's `own`, before temperature
+    and top-p: how sure the model is does not depend on those. `settle` makes x_{t+h} [B, L] of all tokens and scores
+    [B, L]; what was not read has its own token and the score 0.
+    """
+
+    @property
+    def source(self) -> Source: ...
+
+    def needs(self, x_t: Tensor, t: Tensor, h: Tensor, u: Tensor) -> Tensor: ...
+
+    def read(self, logits: Tensor, own: Tensor, u: Tensor) -> tuple[Tensor, Tensor]: ...
+
+    def settle(self, x_t: Tensor, tokens: Tensor, scores: Tensor, t: Tensor, h: Tensor, u: Tensor) -> Tensor: ...
+
+
+@runtime_checkable
+class Stops(Protocol):
+    """A jump that may be finished before the last step: `done(x [B, L]) → [B]` says which rows are."""
+
+    def done(self, x: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -117,6 +152,8 @@ class LeaveJump:
     keep_revealed: bool = False
     redraw_last: bool = False
     final_pass: ClassVar[bool] = False
+    row_wise: ClassVar[bool] = True
+    """May rows at other times, with steps of other sizes, share a call? A jump that does not say so is called alone."""
 
     def chance(self, t: Tensor, s: Tensor, h: Tensor, p_other: Tensor) -> Tensor:
         """The probability of leaving before the last step; t, s = t + h, h are [B, 1], p_other = 1 − p(z) is [B, L].
@@ -182,10 +219,21 @@ JUMPS: dict[str, Callable[[Schedule, Source], LeaveJump]] = {
 """The jumps every model can take; a method may bring others (`tsdfm.methods`)."""
 
 
-def jump_from(name: str, schedule: Schedule, source: Source) -> LeaveJump:
-    """One of `JUMPS` by its name. `ancestral` and `euler-redraw` belong to the mask source."""
-    if name not in JUMPS:
-        raise UserError(f"unknown jump {name!r}{nearest(name, JUMPS)}")
-    if name in ("ancestral", "euler-redraw") and source.mask is None:
-        raise UserError(f"jump {name} differs in what has left [MASK]: it needs a model of the mask source")
-    return JUMPS[name](schedule, source)
+def jump_from(name: str, schedule: Schedule, source: Source) -> Jump:
+    """A jump by its name: one of `JUMPS`, or one that a method brings. `ancestral` needs the mask source.
+
+    A jump that has a dial, such as ReMDM's η, takes it after a colon: `remdm-cap:0.1`.
+    """
+    word, colon, dial = name.partition(":")
+    if word in JUMPS and not colon:
+        if word in ("ancestral", "euler-redraw") and source.mask is None:
+            raise UserError(f"jump {word} differs in what has left [MASK]: it needs a model of the mask source")
+        return JUMPS[word](schedule, source)
+    brought = BROUGHT["jumps"]()
+    if word not in brought:
+        raise UserError(f"unknown jump {name!r}{nearest(name, ('auto', *JUMPS, *brought))}")
+    try:
+        made: Jump = brought[word](schedule, source, *([float(dial)] if colon else []))
+    except (TypeError, ValueError):
+        raise UserError(f"jump {word} takes no such dial as {dial!r}") from None
+    return made

@@ -15,26 +15,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from tsdfm.errors import UserError
+from tsdfm.metrics import Score as Score
 
 OnDone = Callable[[int, int], None]
 """`on_done(done, total)`: how many texts have been scored."""
-
-
-@dataclass(frozen=True)
-class Score:
-    """What a judge says of one text: −log p in nats over `tokens` of its tokens, `hits` of which were its own guess.
-
-    `characters` counts those of the scored text (the continuation alone, with a prefix).
-    """
-
-    nll: float
-    tokens: int
-    characters: int
-    hits: int
 
 
 @runtime_checkable

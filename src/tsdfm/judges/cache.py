@@ -12,6 +12,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 
 from tsdfm.judges.base import Judge, OnDone, Score, check_prefixes
@@ -65,6 +66,14 @@ class Book:
         if on_done is not None:
             on_done(len(texts), len(texts))
         return [known[key] for key in keys]
+
+
+_book = lru_cache(maxsize=2)(Book)
+
+
+def book_at(path: Path) -> Book:
+    """The book of a file, up to date; it grows by a line a text, so the process keeps the last ones."""
+    return _book(path.absolute()).refresh()
 
 
 def score_file(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from pathlib import Path
 
 from tsdfm.corpus.world import world_named
@@ -49,6 +50,17 @@ def judge_from(spec: str | Path, device: str = "auto", precision: str = "auto", 
         return hub_judge(spec, device, precision, batch)
     several = " (of several, each has a --judges of its own)" if "," in spec else ""
     raise UserError(f"no judge {spec!r}{several}: give {KINDS}")
+
+
+def judge_named(spec: str, device: str) -> Judge:
+    """`judge_from`, loaded once a process; a run that was trained again since is loaded again."""
+    manifest = Path(spec) / MANIFEST
+    return _judge(spec, device, manifest.stat().st_mtime_ns if manifest.is_file() else None)
+
+
+@lru_cache(maxsize=4)
+def _judge(spec: str, device: str, stamp: int | None) -> Judge:
+    return judge_from(spec, device)
 
 
 def _gguf(path: Path, device: str, precision: str, batch: int | None) -> Judge:

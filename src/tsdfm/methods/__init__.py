@@ -21,9 +21,9 @@ from tsdfm.errors import UserError
 from tsdfm.settings import nearest
 
 if TYPE_CHECKING:
-    from tsdfm.distil.parts import Floor, Rollout, Teacher, Times
-    from tsdfm.distil.task import StudentTask
+    from tsdfm.distil.parts import Floor, Parts, Rollout, Teacher, Times
     from tsdfm.engine.distributed import Processes
+    from tsdfm.engine.task import Task
     from tsdfm.flow import Bound, Jump
     from tsdfm.nn.velocity import VelocitySpec
     from tsdfm.teacher.task import TeacherTask, TextLoss
@@ -65,6 +65,8 @@ class Method:
     """The jump it writes by unless told otherwise."""
     many_step: ClassVar[bool] = True
     """Does it need many steps, as a teacher does? Tables then measure it at more of them."""
+    blind: ClassVar[str] = ""
+    """The method that it is without a compass, where a compass navigates its midpoints: its control in tables."""
 
     def train(self, settings: Any) -> Path:
         """Train a model by these settings and return its run folder."""
@@ -87,8 +89,8 @@ class Method:
         """The words of the command that comes after the training, for those who run commands one by one."""
         return ("sample", settings.out)
 
-    def words(self) -> dict[str, Any]:
-        """What a `VelocitySpec` says of a model of this method."""
+    def words(self, settings: Any = None) -> dict[str, Any]:
+        """What a `VelocitySpec` says of a model of this method, trained by `settings` (none: by its defaults)."""
         return {
             "method": self.name,
             "time": self.time,
@@ -123,14 +125,74 @@ class TextMethod(Method):
         check(settings)
 
 
-class StudentMethod(Method):
-    """A method that distils a few-step model from one that is there: a subclass says what differs from FS-DFM.
+class DistilMethod(Method):
+    """A method that distils a few-step model from one that is there.
 
-    The four parts of a distillation are `distil.parts`; each has a method of its own here, to be replaced.
+    A subclass gives the four parts of `distil.parts`, or a `task` of its own.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("init_from",)
-    step_size, jump, many_step = True, "cumulative", False
+    many_step = False
+    keeps: ClassVar[tuple[str, ...]] = ()
+    """Which of `time`, `clock`, `step_size`, `logits` and `jump` stay as they are in the model it starts from."""
+
+    def told(self, settings: Any, origin: VelocitySpec) -> dict[str, Any]:
+        """Which of its words are others for a student that starts from a model of `origin`: what it `keeps`."""
+        return {name: getattr(origin, name) for name in self.keeps}
+
+    def times(self, settings: Any) -> Times:
+        """Which rows take a large step, and its t and h."""
+        raise NotImplementedError
+
+    def teacher(self, settings: Any, spec: VelocitySpec, world: Processes) -> Teacher:
+        """Whose answers are learned."""
+        raise NotImplementedError
+
+    def rollout(self, settings: Any, spec: VelocitySpec, world: Processes) -> Rollout:
+        """The target of a large step."""
+        raise NotImplementedError
+
+    def floor(self, settings: Any, spec: VelocitySpec, world: Processes) -> Floor:
+        """What the smallest step learns: the data."""
+        from tsdfm.distil.floor import FromData
+
+        return FromData(spec.flow_schedule())
+
+    def parts(self, settings: Any, spec: VelocitySpec, world: Processes) -> Parts:
+        """The four parts together."""
+        from tsdfm.distil.parts import Parts
+
+        return Parts(
+            times=self.times(settings),
+            teacher=self.teacher(settings, spec, world),
+            rollout=self.rollout(settings, spec, world),
+            floor=self.floor(settings, spec, world),
+        )
+
+    def task(self, settings: Any, spec: VelocitySpec, valid: TokenRows | None, world: Processes) -> Task:
+        """What the training loop is given."""
+        from tsdfm.distil.task import StudentTask
+
+        return StudentTask(settings, spec, valid, self.parts(settings, spec, world), self.bound())
+
+    def rounds(self, settings: Any) -> int:
+        """How many rounds of distillation a whole training is, where tables shall say so; 0 where they need not."""
+        return 0
+
+    def inputs(self, settings: Any) -> dict[str, Path]:
+        """The models its training reads besides the one it starts from."""
+        return {}
+
+    def train(self, settings: Any) -> Path:
+        from tsdfm.distil.run import train
+
+        return train(settings, self)
+
+
+class StudentMethod(DistilMethod):
+    """FS-DFM and what differs from it in a part or two: a student that is told h, and learns from its own average."""
+
+    step_size, jump = True, "cumulative"
 
     def times(self, settings: Any) -> Times:
         """Which rows take a large step, and its t and h: h = 2^0 … 2^−10."""
@@ -158,29 +220,10 @@ class StudentMethod(Method):
         teacher = frozen_teacher(settings, spec, world)
         return FromData(spec.flow_schedule()) if teacher is None else teacher
 
-    def task(self, settings: Any, spec: VelocitySpec, valid: TokenRows | None, world: Processes) -> StudentTask:
-        """What the training loop is given."""
-        from tsdfm.distil.parts import Parts
-        from tsdfm.distil.task import StudentTask
-
-        parts = Parts(
-            times=self.times(settings),
-            teacher=self.teacher(settings, spec, world),
-            rollout=self.rollout(settings, spec, world),
-            floor=self.floor(settings, spec, world),
-        )
-        return StudentTask(settings, spec, valid, parts, self.bound())
-
     def inputs(self, settings: Any) -> dict[str, Path]:
-        """The models its training reads besides the one it starts from."""
         from tsdfm.distil.floor import teacher_path
 
         return {"teacher": teacher_path(settings)} if settings.target == "teacher" else {}
-
-    def train(self, settings: Any) -> Path:
-        from tsdfm.distil.run import train
-
-        return train(settings, self)
 
     def check(self, settings: Any) -> None:
         self.times(settings)
@@ -221,24 +264,21 @@ def method_of(manifest: Mapping[str, Any]) -> Method | None:
     return method(student_method(given if isinstance(given, Mapping) else {})[0])
 
 
+def brought_jumps() -> dict[str, JumpMaker]:
+    """The jumps that methods bring, by name: `flow.jump_from` finds them here."""
+    return {jump: maker for each in files() for jump, maker in method(each).jumps().items()}
+
+
 def jump_for(name: str, spec: VelocitySpec) -> Jump:
-    """A jump by its name for a model of `spec`: `auto`, one of `flow.JUMPS`, or one that a method brings.
+    """A jump by its name for a model of `spec`: `auto` is the one its method chose (`VelocitySpec.flow_jump`)."""
+    return spec.flow_jump(name)
 
-    A jump that has a dial, such as ReMDM's η, takes it after a colon: `remdm-cap:0.1`.
-    """
-    from tsdfm.flow import JUMPS, jump_from
 
-    word, colon, dial = (spec.usual_jump() if name == "auto" else name).partition(":")
-    schedule, source = spec.flow_schedule(), spec.flow_source()
-    if word in JUMPS and not colon:
-        return jump_from(word, schedule, source)
-    brought = {jump: maker for each in files() for jump, maker in method(each).jumps().items()}
-    if word not in brought:
-        raise UserError(f"unknown jump {name!r}{nearest(name, ('auto', *JUMPS, *brought))}")
-    try:
-        return brought[word](schedule, source, *([float(dial)] if colon else []))
-    except (TypeError, ValueError):
-        raise UserError(f"jump {word} takes no such dial as {dial!r}") from None
+def bound_of(spec: VelocitySpec) -> Bound | None:
+    """The bound that a model of `spec` is measured by; runs that did not record their method have the flow's."""
+    from tsdfm.flow.elbo import FLOW_BOUND
+
+    return method(spec.method).bound() if spec.method else FLOW_BOUND
 
 
 def student_method(values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

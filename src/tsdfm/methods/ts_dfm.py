@@ -54,7 +54,7 @@ class TSDFM(StudentMethod):
     name, title = "ts-dfm", "TS-DFM"
     help = "few-step student, by RK-4 chains with midpoints that a compass chose"
     settings: ClassVar[type] = TSDFMSettings
-    needs = ("init_from", "compass")
+    needs, blind = ("init_from", "compass"), "fs-dfm"
 
     def rollout(self, settings: TSDFMSettings, spec: VelocitySpec, world: Processes) -> NavigatedChain:
         from tsdfm.compass.model import load_compass

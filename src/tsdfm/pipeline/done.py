@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from tsdfm import terminal
 from tsdfm.errors import UserError
 from tsdfm.methods import method_of
-from tsdfm.settings import defaults, flat, merge, to_dict
+from tsdfm.settings import defaults, flags_of, flat, merge, path_settings, to_dict
 from tsdfm.store.files import read_json
 from tsdfm.store.manifest import NAME as MANIFEST
 from tsdfm.store.manifest import input_sha256, read_manifest
 
-PLACES = ("out", "tokens", "teacher", "init_from", "compass", "proposer", "resume", "tensorboard", "wandb")
-"""Settings that say where things lie, how a run was started or who is told of it, not what is made."""
+ASIDE = {"resume", "tensorboard", "wandb"}
+"""Settings that say how a run was started or who is told of it, not what is made; nor do those that take a path."""
 
 
 def train(stage: Callable[[Any], Path], settings: Any, title: str, method: str | None = None) -> Path:
@@ -42,7 +43,7 @@ def is_finished(settings: Any, method: str | None = None) -> bool:
             "remove it or give another --out"
         )
     whole = merge(defaults(type(settings)), found["settings"])  # a newer setting was at its default
-    then, now = flat(comparable(whole)), flat(comparable(to_dict(settings)))
+    then, now = (comparable(each, type(settings)) for each in (whole, to_dict(settings)))
     for name in sorted(now):  # what a run of old knew besides is not of its method
         if then.get(name) != now.get(name):
             raise UserError(
@@ -60,18 +61,16 @@ def input_path(settings: Any, name: str) -> Path | None:
     """Where a stage's settings have one of its inputs, if they still have it."""
     from tsdfm.store.bundle import on_disk
 
-    found: Path | None = settings.ratio.proposer if name == "proposer" else getattr(settings, name)
+    place = next(each for each, *_ in flags_of(type(settings)) if each.rpartition(".")[2] == name)
+    found: Path | None = attrgetter(place)(settings)
     start = settings.START if name == "init_from" else None
     return found if found is None else on_disk(found, name, start)
 
 
-def comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings without the places."""
-    return {
-        name: comparable(value) if isinstance(value, Mapping) else value
-        for name, value in settings.items()
-        if name not in PLACES
-    }
+def comparable(values: dict[str, Any], cls: type) -> dict[str, Any]:
+    """Plain settings of `cls` that say what is made, by their dotted names."""
+    aside = ASIDE | path_settings(cls)
+    return {name: value for name, value in flat(values).items() if name.rpartition(".")[2] not in aside}
 
 
 def examine(settings: Any) -> None:

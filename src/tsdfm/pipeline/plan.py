@@ -16,15 +16,13 @@ from tsdfm.errors import UserError
 from tsdfm.judges.settings import JudgeTrainSettings
 from tsdfm.recipes import Entry, Recipe, known
 from tsdfm.recipes.trainers import kind, settings_known, trainer
-from tsdfm.settings import Name, build, option, path_from
+from tsdfm.settings import Name, build, option, path_from, path_settings
 from tsdfm.tokens.settings import TokensSettings
 
 if TYPE_CHECKING:
     from tsdfm.report.settings import MeasureSettings
 
 T = TypeVar("T")
-MODEL_SETTINGS = ("init_from", "teacher", "compass", "proposer")
-"""Settings that take a model, besides those a method says it needs: the name of another model, or a path."""
 USUAL = {"init_from": "teacher"}
 """Which model a needed setting takes if nothing is said; for others, the one of the setting's own name."""
 NO_JUDGE = "needs a judge: give measure.judges (docs/judges.md), a [judge] section, or measure.world for stories"
@@ -175,7 +173,7 @@ def trained_model(entry: Entry, recipe: Recipe, places: Mapping[str, Path], used
         usual["teacher"] = "teacher"
     given: dict[str, Any] = {n: name for n, name in usual.items() if name in recipe.names} | entry.values
     needs = set[str]()
-    given = placed(given, {*MODEL_SETTINGS, *method.needs}, places, needs)
+    given = placed(given, path_settings(method.settings, models=True), places, needs)
     first: dict[str, Any] = {"tokens": out / "tokens"} | ({"name": entry.name} if entry.name != method.label else {})
     given = {**first, **given, "source": entry.source, "out": places[entry.name]}
     given = {name: value for name, value in given.items() if name in takes or name in entry.values}
@@ -233,7 +231,7 @@ def used_model(entry: Entry) -> Model:
 
 def with_report(plan: Plan, recipe: Recipe) -> Plan:
     """The plan with the tables that [report] names, each with its settings, and the page."""
-    from tsdfm.report.commands import TABLES, UNJUDGED
+    from tsdfm.report.commands import TABLES
     from tsdfm.report.settings import MeasureSettings
 
     sections, own = recipe.section("report") or {}, [field.name for field in fields(ReportSettings)]
@@ -245,12 +243,12 @@ def with_report(plan: Plan, recipe: Recipe) -> Plan:
             raise UserError(f"--set report.{name} reaches nothing: report.tables does not name it")
     measured, tables = plan.measure or MeasureSettings(), list[Table]()
     for name in report.tables:
-        if name not in UNJUDGED and not (measured.world or measured.judges or plan.judge):
+        if TABLES[name].judged and not (measured.world or measured.judges or plan.judge):
             raise UserError(f"report {name} {NO_JUDGE}")
         models = [*plan.examined().values()] if name == "compass" else plan.writers()
         if name == "compass" and not models:
             continue  # one that is used from elsewhere, and was not examined there
-        module, _, function = TABLES[name].partition(":")
+        module, _, function = TABLES[name].run.partition(":")
         run = getattr(import_module(f"tsdfm.report.{module}"), function)
         given = {"runs": [plan.out, *(path for path in models if path.parent != plan.out)], **sections.get(name, {})}
         tables.append(Table(name, run, build(get_type_hints(run)["settings"], given, f"report.{name}")))

@@ -3,8 +3,7 @@
     bench = Bench(MeasureSettings(samples=64), Cells(Path("report/cells")))
     row = bench.row(run, bench.cell(run, steps=8))
 
-Nothing is sampled or scored twice: cells lie on disk, and so do the scores of judges that are networks. `scores.jsonl`
-grows by a line a text, so a process keeps its content, its judges and its counts of texts.
+Nothing is sampled or scored twice: cells lie on disk, and so do the scores of judges that are networks.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -22,19 +20,19 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
 
-from tsdfm.compass.statistics import wilson
 from tsdfm.corpus.story_judge import judge as read_story
 from tsdfm.corpus.world import World, world_named
-from tsdfm.judges import Judge, judge_from
+from tsdfm.judges import Judge
 from tsdfm.judges.base import OnDone, Score
-from tsdfm.judges.cache import Book
+from tsdfm.judges.cache import book_at
 from tsdfm.judges.causal import CausalJudge
+from tsdfm.judges.load import judge_named
 from tsdfm.judges.world import WorldJudge
+from tsdfm.metrics.intervals import Estimate, mean_interval, wilson
+from tsdfm.metrics.ngrams import TextStats, text_stats
+from tsdfm.metrics.perplexity import judge_scores
 from tsdfm.nn.velocity import run_folder
-from tsdfm.report.cells import Cell, Cells
-from tsdfm.report.metrics.intervals import Estimate, mean_interval
-from tsdfm.report.metrics.ngrams import TextStats, text_stats
-from tsdfm.report.metrics.perplexity import judge_scores
+from tsdfm.report.cells import Cell, Cells, Prefixes
 from tsdfm.report.rows import REAL, Plain, Row, StoryScores
 from tsdfm.report.runs import TrainedRun
 from tsdfm.report.settings import MeasureSettings
@@ -92,18 +90,24 @@ class Bench:
         bias: Tensor | None = None,
         seed: int | None = None,
         times: int = 1,
+        prefixes: Prefixes | None = None,
     ) -> Cell:
-        """The texts of a run at one step count; of another seed, and several times as many, where that is asked."""
-        other = {"temperature": temperature, "seed": seed, "bias": None if bias is None else bias_key(bias)}
+        """The texts of a run at one step count: every table and figure is made of such cells.
+
+        They may be of another temperature or seed, several times as many, guided, with a bias [V] of the logits, or
+        continuations of `prefixes`, one of each.
+        """
+        other: Plain = {"temperature": temperature, "seed": seed, "bias": None if bias is None else bias_key(bias)}
+        other |= {"prefix": prefixes.key} if prefixes else {}
         key = {**self.key(run, steps, guide), **{name: value for name, value in other.items() if value is not None}}
-        key["samples"] = times * self.asked.samples
-        found = self.cells.get(key, lambda: sample(self.model(run), key, guide, bias))
+        key["samples"] = len(prefixes.rows) if prefixes else times * self.asked.samples
+        found = self.cells.get(key, lambda: sample(self.model(run), key, guide, bias, prefixes))
         self.hardware.add(found.hardware)
         return found
 
     def key(self, run: TrainedRun, steps: int, guide: Guide | None = None) -> Plain:
         """Everything that decides the texts of a cell."""
-        made, asked = self.model(run), self.asked
+        made, asked, jump = self.model(run), self.asked, run.jump or self.asked.jump
         return {
             "method": made.method,
             "source": made.velocity.spec.source,
@@ -113,7 +117,7 @@ class Bench:
             "seed": asked.seed,
             "temperature": asked.temperature,
             "top_p": asked.top_p,
-            "jump": made.velocity.spec.usual_jump() if asked.jump == "auto" else asked.jump,
+            "jump": made.velocity.spec.usual_jump() if jump == "auto" else jump,
             "precision": "bf16" if made.bf16 else "float32",
             "guide": guide_key(guide),
         }
@@ -123,7 +127,7 @@ class Bench:
         made = self.model(run)
         return replace(
             self.judged(cell),
-            method=name or made.method,
+            method=name or run.method,
             guide=guide.policy if guide else None,
             draw=DRAW,
             run=run_name(made.velocity.checkpoint) if made.velocity.checkpoint else None,
@@ -184,20 +188,30 @@ def judge_stories(texts: Sequence[str], world: World) -> StoryScores:
     )
 
 
-def sample(made: TextModel, key: Plain, guide: Guide | None = None, bias: Tensor | None = None) -> Cell:
+def sample(
+    made: TextModel, key: Plain, guide: Guide | None, bias: Tensor | None, prefixes: Prefixes | None = None
+) -> Cell:
     """Sample a cell."""
     asked = {name: key[name] for name in ("steps", "seed", "temperature", "top_p", "jump")}
+    asked |= {} if prefixes is None else {"given": prefixes.given_rows()}
     with progress(f"{key['method']}, {key['source']}: {key['steps']} passes", key["samples"]) as on_batch:
         found = made.sample(key["samples"], **asked, on_batch=on_batch, guide=guide, bias=bias)
-    navigated: Plain = {"compass_calls": found.compass_calls, "navigation": dict(found.navigation)}
+    about: Plain = {"compass_calls": found.compass_calls, "navigation": dict(found.navigation), "nfe": found.nfe}
     place = made.velocity.spec.anchor, made.tokenizer, made.velocity.device
-    return Cell.of(key, found.tokens, *place, nfe=found.nfe, seconds=found.seconds, **navigated)
+    given = None if prefixes is None else prefixes.given
+    return Cell.of(key, found.tokens, *place, given=given, seconds=found.seconds, **about)
 
 
 def read_rows(rows: TokenRows, picks: Sequence[int], key: Plain, device: str) -> Cell:
     """Held-out rows as a cell."""
     kept = torch.stack([torch.from_numpy(rows[i].astype("int64")) for i in picks])
     return Cell.of(key, kept, rows.anchor, rows.tokenizer, device)
+
+
+def held_out(rows: TokenRows, samples: int) -> tuple[list[str], list[str]]:
+    """Two sets of held-out texts, as many in each as a method's, or half of all there are: for MAUVE."""
+    texts = read_rows(rows, spread(len(rows), 2 * min(samples, len(rows) // 2)), {}, "cpu").texts
+    return texts[::2], texts[1::2]
 
 
 def spread(rows: int, count: int) -> list[int]:
@@ -248,22 +262,3 @@ def stats_of(rows: Sequence[Tensor]) -> TextStats:
     if name not in _STATS:
         _STATS[name] = text_stats(rows)
     return _STATS[name]
-
-
-_book = lru_cache(maxsize=2)(Book)
-
-
-def book_at(path: Path) -> Book:
-    """The book of a file, up to date; the process keeps the last ones."""
-    return _book(path.absolute()).refresh()
-
-
-@lru_cache(maxsize=4)
-def _judge(spec: str, device: str, stamp: int | None) -> Judge:
-    return judge_from(spec, device)
-
-
-def judge_named(spec: str, device: str) -> Judge:
-    """`judge_from`, loaded once a process; a run that was trained again since is loaded again."""
-    manifest = Path(spec) / MANIFEST
-    return _judge(spec, device, manifest.stat().st_mtime_ns if manifest.is_file() else None)

@@ -22,7 +22,9 @@ from torch import Tensor
 
 from tsdfm.engine.distributed import pick_device
 from tsdfm.errors import UserError
+from tsdfm.metrics.diversity import token_accuracy
 from tsdfm.report.rows import REAL, Plain
+from tsdfm.samples.given import Given
 from tsdfm.store.files import read_json, write_json
 from tsdfm.tokens.tokenizer import Tokenizer
 
@@ -49,7 +51,7 @@ class Cell:
     method: str
     source: str | None
     steps: int | None
-    nfe: int | None
+    nfe: float | None
     length: int
     anchor: int
     end_of_text: int
@@ -95,6 +97,30 @@ class Cell:
         ends = torch.where(table != self.end_of_text, places, 0).amax(1).tolist()  # after the last that is no padding
         starts = [max(self.anchor, count) for count in given]
         return [row[start : max(start, end)] for row, start, end in zip(table, starts, ends, strict=True)]
+
+
+@dataclass(frozen=True)
+class Prefixes:
+    """Held-out rows [n, L] with the length of each prefix (the anchor included) and of each text, both [n]."""
+
+    key: Plain  # what decides them
+    rows: Tensor
+    given: Tensor
+    ends: Tensor
+
+    @property
+    def held(self) -> Tensor:
+        """The positions that are given, [n, L]."""
+        return torch.arange(self.rows.shape[1]) < self.given[:, None]
+
+    def given_rows(self) -> Given:
+        """As a model takes them."""
+        return Given(self.held, self.rows, torch.zeros_like(self.rows))
+
+    def accuracy(self, cell: Cell) -> list[float]:
+        """The share of tokens that are the held-out text's: of its rest and, if there is room, its end."""
+        asked = ~self.held & (torch.arange(self.rows.shape[1]) <= self.ends[:, None])
+        return token_accuracy(torch.tensor(cell.tokens), self.rows, asked)
 
 
 def written(row: Tensor, end: int) -> Tensor:

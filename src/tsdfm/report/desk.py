@@ -40,7 +40,7 @@ class Desk(Bench):
 
     def __init__(self, name: str, settings: ReportSettings, *, judged: bool = False, modelled: bool = False) -> None:
         self.name, self.settings, self.reads = name, settings, judged
-        self.runs = find_runs(settings.runs, settings.tokens)
+        self.runs = find_runs(settings.runs, settings.tokens, settings.also)
         if settings.out is None and is_bundle(self.runs.home):
             raise UserError("a shipped model has no place for a report: give --out FOLDER")
         self.report = settings.out or self.runs.home / "report"

@@ -12,8 +12,8 @@ from tsdfm.judges import Judge, judge_from, score_file
 from tsdfm.judges.base import OnDone, Score
 from tsdfm.judges.settings import JudgeScoreSettings
 from tsdfm.judges.texts import Texts, read_texts
+from tsdfm.metrics.perplexity import judge_scores
 from tsdfm.report.bench import progress
-from tsdfm.report.metrics.perplexity import judge_scores
 from tsdfm.report.rows import Plain, estimate, plain
 from tsdfm.report.summary import with_interval
 from tsdfm.report.table import Column, Table

@@ -17,12 +17,12 @@ from rich.console import Console
 from tsdfm import terminal
 from tsdfm.report.bench import Bench
 from tsdfm.report.cells import Cells
+from tsdfm.report.commands.frontier import frontier
 from tsdfm.report.desk import Desk, spoken
 from tsdfm.report.rows import marked
 from tsdfm.report.runs import run_at
 from tsdfm.report.settings import FrontierSettings, MeasureRunsSettings, MeasureSettings
 from tsdfm.report.summary import by_steps, every_row, read_rows, texts_of
-from tsdfm.report.sweeps import frontier
 from tsdfm.store.bundle import on_disk
 from tsdfm.store.files import write_json
 from tsdfm.store.manifest import write_manifest
@@ -32,7 +32,7 @@ def command(settings: MeasureRunsSettings) -> Path:
     """`tsdfm report measure`: measure every model that is found; returns the path of `metrics.json`."""
     desk = Desk("measure", settings, modelled=True)
     asked = {name: getattr(settings, name) for name in ("steps", "teacher_steps", "show", "frontier")}
-    models, tokens = [model.path for model in desk.runs.models], desk.runs.tokens_or_refuse()
+    models, tokens = [model.place for model in desk.runs.models], desk.runs.tokens_or_refuse()
     out = run(replace(desk.asked, **asked), models, tokens, desk.report, verbose=settings.verbose)
     rows = read_rows(out)
     if not settings.verbose:
@@ -59,7 +59,7 @@ def run(settings: MeasureSettings, models: Sequence[Path], tokens: Path, out: Pa
     rows = marked([*rows, bench.target(tokens)])
     write_json(out / "metrics.json", [row.plain() for row in rows])
     names = [str(path) if [p.name for p in models].count(path.name) > 1 else path.name for path in models]
-    inputs = {name: on_disk(path, name, "student") for name, path in zip(names, models, strict=True)}
+    inputs = {name: on_disk(run_at(path).path, name, "student") for name, path in zip(names, models, strict=True)}
     write_manifest(out, stage="report", settings=settings, inputs={"tokens": tokens, **inputs})
     if verbose:
         for line in texts_of(rows, len(rows)):

@@ -29,9 +29,3 @@ def number(name: str) -> str | int | float:
 _TABLES = tomllib.loads(resources.files(__package__).joinpath("paper.toml").read_text(encoding="utf-8"))
 QUOTES = {name: Quote(**{**table, "figures": numbered(table["figures"])}) for name, table in _TABLES.items()}
 """The paper's tables, by the command that makes ours."""
-MAIN, SCALING, THRESHOLD, OVERHEAD, POLICY, REFINEMENT, CANDIDATES, DIVERSITY, PREFIX, COMPASS = (
-    quote.figures for quote in QUOTES.values()
-)
-SCALE, SCALE_LARGE, SCALE_UNJUDGED, SCALE_PREFIX = (
-    QUOTES[name].scale for name in ("main", "scaling", "overhead", "prefix")
-)

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Self, TypeVar
 
-from tsdfm.report.metrics.intervals import Estimate
-from tsdfm.report.metrics.ngrams import TextStats
-from tsdfm.report.metrics.perplexity import JudgeScores
+from tsdfm.metrics.intervals import Estimate
+from tsdfm.metrics.ngrams import TextStats
+from tsdfm.metrics.perplexity import JudgeScores
 
 REAL = "held-out text"
 COLLAPSE = 1.0
@@ -42,7 +42,7 @@ class Row:
     method: str
     source: str | None = None
     steps: int | None = None
-    nfe: int | None = None
+    nfe: float | None = None
     compass_calls: float | None = None
     guide: str | None = None
     samples: int | None = None
@@ -96,6 +96,11 @@ class Row:
     def label(self) -> str:
         """The method, and the policy that guided it."""
         return f"{self.method} + {self.guide}" if self.guide else self.method
+
+    @property
+    def marks(self) -> list[str]:
+        """The columns that are marked where it has collapsed."""
+        return ["entropy_bits", "ppl"] if self.collapsed else []
 
     def under(self, judge: str) -> Self:
         """The row with another judge's figures in it."""

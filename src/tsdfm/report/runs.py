@@ -6,14 +6,15 @@ Read off their manifests.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from tsdfm.engine.log import NAME as LOG
 from tsdfm.engine.log import read_metrics
 from tsdfm.errors import UserError
-from tsdfm.methods import method_of
+from tsdfm.methods import jump_for, method, method_of, names
 from tsdfm.store.bundle import find_shipped, read_bundle, unshipped
 from tsdfm.store.checkpoint import has_checkpoint
 from tsdfm.store.files import read_json
@@ -31,20 +32,39 @@ def rank(name: str, known: Sequence[str] = ORDER) -> int:
 
 @dataclass(frozen=True, eq=False)
 class TrainedRun:
-    """A trained run and what its manifest says. A bundle's model has FOLDER/student, FOLDER/teacher, … for a path."""
+    """A trained run and what its manifest says. A bundle's model has FOLDER/student, FOLDER/teacher, … for a path.
+
+    `jump` is the one it writes by here, where that is not its method's own: `RUN@remdm-cap:0.1`.
+    """
 
     path: Path
     manifest: dict[str, Any]
     shipped: bool = False
+    jump: str = ""
 
     @property
     def name(self) -> str:
         """The folder's name; with the bundle's before it for a bundle's model."""
-        return f"{self.path.parent.name}/{self.path.name}" if self.shipped else self.path.name
+        return self._with_jump(f"{self.path.parent.name}/{self.path.name}" if self.shipped else self.path.name)
 
     @property
     def method(self) -> str:
-        return str(self.manifest["stage"])
+        """What tables call it: the name its settings gave it, or its method's label."""
+        return self._with_jump(str(self.manifest["stage"]))
+
+    @property
+    def place(self) -> Path:
+        """What a command is given to mean it: its path, with the jump."""
+        return Path(self._with_jump(str(self.path)))
+
+    def _with_jump(self, name: str) -> str:
+        return f"{name}@{self.jump}" if self.jump else name
+
+    @property
+    def called(self) -> str:
+        """What tables call it: its method, and how many rounds of distillation it has gone through, if any."""
+        rounds = (self.manifest.get("model") or {}).get("rounds", 0)
+        return f"{self.method}, {rounds} round{'s' * (rounds > 1)}" if rounds else self.method
 
     @property
     def kind(self) -> str | None:
@@ -62,12 +82,14 @@ class TrainedRun:
 
     @property
     def settings(self) -> dict[str, Any]:
-        return dict(self.manifest.get("settings", {}))
+        found = self.manifest.get("settings")
+        return found if isinstance(found, dict) else {}
 
     @property
-    def navigate(self) -> dict[str, Any]:
-        """How its midpoints were navigated."""
-        return dict(self.settings.get("navigate", {}))
+    def navigate(self) -> dict[str, Any] | None:
+        """How a compass navigated its midpoints, if one did."""
+        method = method_of(self.manifest)
+        return dict(self.settings.get("navigate", {})) if method is not None and method.blind else None
 
     @property
     def many_step(self) -> bool:
@@ -76,36 +98,57 @@ class TrainedRun:
         return method is not None and method.many_step
 
     @property
-    def blind(self) -> bool:
-        """Were its midpoints blind, as FS-DFM's are?"""
-        return bool(self.settings.get("policy", "blind") == "blind")
+    def control(self) -> bool:
+        """Is its method what one that navigates would be without a compass?"""
+        own = method_of(self.manifest)
+        return own is not None and own.name in {method(name).blind for name in names()}
 
     @property
     def order(self) -> tuple[int, int, str]:
         """Where it stands in a table: by source, then by method; a second compass of a source after the first."""
         first = self.name == f"compass-{self.source}"
-        return rank(self.source, SOURCES), -1 if first else rank(self.method), self.name
+        return rank(self.source, SOURCES), -1 if first else rank(str(self.manifest["stage"])), self.name
 
     def input(self, name: str) -> Path | None:
         """Where an input of the run was when it ran."""
         found = self.manifest.get("inputs", {}).get(name)
         return Path(found["path"]) if found else None
 
-    def started_from(self) -> str | None:
-        """`DFM` for a student that started from a teacher, `FS-DFM` for one that started from a student."""
-        origin = self.input("init_from")
-        if origin is None and self.shipped and not self.many_step and self.manifest.get("parent"):
-            origin = Path(str(self.manifest["parent"]))  # a name is all it has
-        if origin is None:
-            return None
-        many = origin.name.startswith("teacher")
-        for place in (origin, self.path.parent / origin.name):
-            if not self.shipped and (place / MANIFEST).is_file():
-                many = TrainedRun(place, read_manifest(place)).many_step
-                break
-        return "DFM" if many else "FS-DFM"
+    def origin(self) -> TrainedRun | Path | None:
+        """The run that it started from, if it did; its path where it is gone."""
+        parent = self.manifest.get("parent") if self.shipped and not self.many_step else None
+        origin = self.input("init_from") or (Path(str(parent)) if parent else None)
+        places = (origin, self.path.parent / origin.name) if origin else ()
+        return next((run_at(at) for at in places if find_shipped(at) or (at / MANIFEST).is_file()), origin)
 
-    def log(self) -> list[dict[str, Any]]:
+    def started_from(self) -> str | None:
+        """The method of what it started from, as the literature calls it; its folder's name if it is gone."""
+        origin = self.origin()
+        made_by = method_of(origin.manifest) if isinstance(origin, TrainedRun) else None
+        return made_by.title if made_by else origin.name if origin else None
+
+    def tokens_seen(self) -> list[int | None]:
+        """Tokens of its training, after those of what it started from; None for what is not known."""
+        loop, model, origin = self.settings.get("loop") or {}, self.manifest["model"], self.origin()
+        logged = [line["tokens"] for line in self.lines if line.get("tokens")]
+        asked = int(loop["steps"] * loop["batch"] * model["length"]) if {"steps", "batch"} <= loop.keys() else None
+        before = origin.tokens_seen() if isinstance(origin, TrainedRun) else [None] if origin else []
+        return [*before, logged[-1] if logged else self.manifest.get("tokens", asked)]
+
+    def bound(self) -> dict[str, float | None]:
+        """The last bound of held-out text, in nats a token and bits a character, where it was evaluated."""
+        found = [line for line in self.lines if line.get("elbo") is not None]
+        return {"nats": found[-1]["elbo"], "bits": found[-1].get("bits_per_character")} if found else {}
+
+    @property
+    def bound_label(self) -> str:
+        """What its bound is called: as its manifest says, or its method."""
+        method = method_of(self.manifest)
+        known = None if method is None else method.bound()
+        return str(self.manifest.get("bound") or (known.label if known else "bound"))
+
+    @cached_property
+    def lines(self) -> list[dict[str, Any]]:
         """The lines of its `metrics.jsonl`; one that a kill cut short is left out."""
         return read_metrics(self.path) if (self.path / LOG).is_file() else []
 
@@ -159,16 +202,20 @@ class RunSet:
         return list(out.values())
 
     def label(self, run: TrainedRun) -> str:
-        """What a table calls a run: its method, and its folder where several have that method."""
-        same = [other for other in self.models if (other.method, other.source) == (run.method, run.source)]
-        return run.method if len(same) == 1 else f"{run.method} [{run.name}]"
+        """What a table calls a run, with its folder where several are called so."""
+        same = [other for other in self.models if (other.called, other.source) == (run.called, run.source)]
+        return run.called if len(same) == 1 else f"{run.called} [{run.name}]"
 
 
-def find_runs(paths: Sequence[str | Path], tokens: str | Path | None = None) -> RunSet:
-    """The runs in a pipeline's folder (its subfolders with a manifest), the run folders themselves, or a bundle's."""
+def find_runs(paths: Sequence[str | Path], tokens: str | Path | None = None, also: Sequence[str] = ()) -> RunSet:
+    """The runs in a pipeline's folder (its subfolders with a manifest), the run folders themselves, or a bundle's.
+
+    `also` are some of them once more by another jump: `METHOD@JUMP`, the method as tables call it.
+    """
     if not paths:
         raise UserError("give a pipeline's folder, run folders, or the name of a shipped model")
     runs = [run for path in dict.fromkeys(map(Path, paths)) for run in runs_at(path)]
+    runs += [run for word in also for run in once_more(word, runs)]
     models, compasses = (
         tuple(sorted((run for run in runs if run.kind == kind), key=lambda run: run.order))
         for kind in ("model", "compass")
@@ -184,9 +231,28 @@ def find_runs(paths: Sequence[str | Path], tokens: str | Path | None = None) -> 
     if len(kinds) > 1:  # their entropies could not be compared
         one, other, *_ = (run.name for run in kinds.values())
         raise UserError(f"{one} and {other} have different tokenizers, so no table can compare them: report on each")
+    check_jumps([run for run in models if run.jump])
     if found is not None:
         same_tokens([run for run in models if run.shipped], found)
     return RunSet(home, models, compasses, found)
+
+
+def once_more(word: str, runs: Sequence[TrainedRun]) -> list[TrainedRun]:
+    """The runs that `METHOD@JUMP` names, by that jump."""
+    name, _, jump = word.partition("@")
+    found = [replace(run, jump=jump) for run in runs if run.kind == "model" and name in (run.method, run.name)]
+    if not jump or not found:
+        known = ", ".join(dict.fromkeys(run.method for run in runs if run.kind == "model"))
+        raise UserError(f"also takes METHOD@JUMP, not {word!r}; the methods here: {known}")
+    return found
+
+
+def check_jumps(runs: Sequence[TrainedRun]) -> None:
+    """Refuse a jump that a run cannot take, before anything is sampled."""
+    from tsdfm.nn.velocity import spec_in
+
+    for run in runs:
+        jump_for(run.jump, spec_in(run.manifest, run.path))
 
 
 def same_tokens(runs: Sequence[TrainedRun], tokens: Path) -> None:
@@ -203,7 +269,13 @@ def same_tokens(runs: Sequence[TrainedRun], tokens: Path) -> None:
 
 
 def runs_at(path: Path) -> list[TrainedRun]:
-    """The models of a bundle, or the one that is named; the run a folder is, or the finished ones directly inside."""
+    """The models of a bundle, or the one that is named; the run a folder is, or the finished ones directly inside.
+
+    `PATH@JUMP` are the models that PATH means, written by this jump; a path that exists goes before.
+    """
+    place, at, jump = str(path).rpartition("@")
+    if at and not path.exists():
+        return [replace(run, jump=jump) for run in runs_at(Path(place)) if run.kind == "model"]
     shipped = find_shipped(path)
     if shipped is not None:
         bundle, role = shipped

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tsdfm.distil.settings import NavigateSettings, PolicyName
 from tsdfm.errors import UserError
@@ -20,9 +20,16 @@ DEFINITION = "perplexity of several texts: the mean of theirs, or exp of their m
 BLIND = "temperatures of a sweep without guidance, to compare guided texts with at their entropy; empty is none"
 
 
-def check_sweep(temperatures: tuple[float, ...]) -> None:
-    """Refuse what cannot be sampled before anything is."""
-    if not all(0 < temperature < math.inf for temperature in temperatures):
+def check_lists(settings: Any) -> None:
+    """Refuse step counts and temperatures that cannot be sampled, before anything is; some may be left empty."""
+    usual = {field.name: field.default for field in fields(settings)}
+    for name in ("steps", "temperatures"):
+        if usual.get(name) and getattr(settings, name) == ():
+            raise UserError(f"{name} takes at least one value")
+    counts = [getattr(settings, name, ()) for name in ("steps", "teacher_steps", "frontier_steps")]
+    if min((at for some in counts for at in (some if isinstance(some, tuple) else [some])), default=1) < 1:
+        raise UserError("steps takes step counts of at least 1")
+    if not all(0 < temperature < math.inf for temperature in getattr(settings, "temperatures", ())):
         raise UserError("temperatures of a sweep must be above 0, and finite")
 
 
@@ -43,19 +50,16 @@ class MeasureSettings:
     frontier: bool = option(False, "also sweep the temperature, for perplexity at matched entropy")
     temperatures: tuple[float, ...] = option((0.7, 0.8, 0.9, 1.0, 1.1), "temperatures of the sweep")
     frontier_steps: tuple[int, ...] = option((), "step counts of the sweep; empty is `steps`")
-    control: str = option("control", "the method a frontier is compared with (fs-dfm where there is no such run)")
+    control: str = option(
+        "control", "the method a frontier is compared with (a blind student where there is no such run)"
+    )
     definition: Definition = option("paper", f"for the frontier, {DEFINITION}")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
 
     def __post_init__(self) -> None:
-        counts = (*self.steps, *self.teacher_steps, *self.frontier_steps)
-        if not self.steps or min(counts) < 1 or self.samples < 1:
-            raise UserError("steps takes step counts of at least 1, and samples must be at least 1")
-        if self.show < 0 or not self.temperature >= 0:
-            raise UserError("show and temperature may not be negative")
-        if not self.temperatures:
-            raise UserError("a sweep needs at least one of temperatures")
-        check_sweep(self.temperatures)
+        check_lists(self)
+        if self.samples < 1 or self.show < 0 or not self.temperature >= 0:
+            raise UserError("samples must be at least 1, and show and temperature may not be negative")
 
     def steps_of(self, run: TrainedRun) -> tuple[int, ...]:
         """The step counts of a run: a many-step model has a list of its own."""
@@ -66,7 +70,10 @@ class MeasureSettings:
 class ReportSettings:
     """Which runs a table is about, and how its texts are made and judged. What is none is as the runs were measured."""
 
-    runs: tuple[ModelPath, ...] = required("a pipeline's folder, run folders, or a shipped model's name")
+    runs: tuple[ModelPath, ...] = required("a pipeline's folder, run folders, or a shipped model's name; RUN@JUMP")
+    also: tuple[str, ...] = option(
+        (), "some of the runs once more by another jump, METHOD@JUMP; may be given many times"
+    )
     out: Path | None = option(None, "folder of the report; none is `report` beside the runs")
     tokens: Path | None = option(None, "the tokens folder, for held-out text; none finds it")
     samples: int | None = option(None, "texts for each figure; none is what the runs were measured with, or 64")
@@ -80,6 +87,7 @@ class ReportSettings:
     verbose: bool = option(False, "print whole tables and every cell; without it, what fits on a screen")
 
     def __post_init__(self) -> None:
+        check_lists(self)
         if self.samples is not None and self.samples < 1:
             raise UserError(f"samples must be at least 1, not {self.samples}")
 
@@ -108,7 +116,9 @@ class FrontierSettings(ReportSettings):
 
     steps: tuple[int, ...] = option((8,), "step counts")
     temperatures: tuple[float, ...] = option((0.7, 0.8, 0.9, 1.0, 1.1), "sampling temperatures of the sweep")
-    control: str = option("control", "the method the others are compared with (fs-dfm where there is no such run)")
+    control: str = option(
+        "control", "the method the others are compared with (a blind student where there is no such run)"
+    )
     definition: Definition = option("paper", DEFINITION)
     draws: int = option(400, "bootstrap draws of the intervals")
     unigram: str = option("", "the method (control, say) that is also swept with a unigram bias of its logits")
@@ -117,11 +127,15 @@ class FrontierSettings(ReportSettings):
         "methods that each is compared with too, where they are",
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.temperatures:
-            raise UserError("a sweep needs at least one of temperatures")
-        check_sweep(self.temperatures)
+
+@dataclass(frozen=True, kw_only=True)
+class NeighboursSettings(ReportSettings):
+    """Methods beside each other at a few steps, as the paper's few-step table; RUN@JUMP is a run by another jump."""
+
+    steps: tuple[int, ...] = option((8, 16), "step counts; the figure and the reference curve are of the first")
+    reference: str = option("", "the run, or the method as tables call it, of the reference curve; empty is the first")
+    temperatures: tuple[float, ...] = option((0.7, 0.8, 0.9, 1.0, 1.1, 1.2), "sampling temperatures of the curves")
+    curves: bool = option(True, "sweep the temperature of every run, for the figure; off: of the reference alone")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,10 +160,6 @@ class SweptSettings(GuidedSettings):
     """What guided texts are compared with."""
 
     temperatures: tuple[float, ...] = option((), BLIND)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_sweep(self.temperatures)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,25 +247,8 @@ class MauveSettings(ReportSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.steps or min((*self.steps, *self.teacher_steps)) < 1 or self.draws < 2:
-            raise UserError("steps takes step counts of at least 1, and draws must be at least 2")
-        if self.clusters is not None and self.clusters < 2:
-            raise UserError(f"clusters must be at least 2, not {self.clusters}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClaimsSettings(ReportSettings):
-    """The paper's claims, each answered from what the other commands have written; nothing is sampled."""
-
-    student: str = option("ts-dfm", "the student in the paper's setting")
-    base: str = option("fs-dfm", "the blind student it is compared with")
-    control: str = option("control", "the blind student of equal training")
-    random: str = option("ts-random", "the student trained with a random pick")
-    from_teacher: str = option("ts-from-teacher", "the student that started from the teacher (DFM init)")
-    thresholds: tuple[Name, ...] = option(("ts-tau-0.02", "ts-tau-0.4"), "students with other τ than the student's")
-    student_steps: int = option(8, "steps of the student that is compared with its teacher")
-    teacher_steps: int = option(1024, "steps of that teacher")
-    accuracy: float = option(0.95, "what a compass should reach")
+        if self.draws < 2 or (self.clusters is not None and self.clusters < 2):
+            raise UserError("draws and clusters must be at least 2")
 
 
 @dataclass(frozen=True, kw_only=True)

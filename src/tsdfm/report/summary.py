@@ -8,9 +8,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tsdfm.report.metrics.intervals import Estimate
+from tsdfm.metrics.intervals import Estimate
 from tsdfm.report.rows import REAL, Plain, Row
-from tsdfm.report.table import ENTROPY, METHOD, SOURCE, Column, Table
+from tsdfm.report.table import ENTROPY, METHOD, SOURCE, Column, Table, judge_columns
 from tsdfm.terminal import visible
 
 MOST = 12  # rows of the table that a pipeline ends with
@@ -66,11 +66,11 @@ def both(row: Row) -> str:
 def every_row(rows: Sequence[Row]) -> Table:
     """Every row with its intervals; story columns only where the story world judged."""
     stories = any(row.valid for row in rows)
-    columns = [METHOD, SOURCE, Column("steps", "steps", format="d"), Column("nfe", "NFE", format="d")]
+    columns = [METHOD, SOURCE, Column("steps", "steps", format="d"), Column("nfe", "NFE", format=".4g")]
     columns += [Column("valid_text", "valid stories"), Column("nll", "NLL / story", format=".1f")] if stories else []
     columns += [Column("ppl_text", "perplexity"), ENTROPY, Column("tokens_per_s", "tokens/s", format=",.0f")]
     others = dict.fromkeys(name for row in rows for name in list(row.judges)[1:])
-    columns += [Column(f"ppl {name}", f"ppl, {name}", format=".2f") for name in others]
+    columns += judge_columns(others)
     judged = "the exact judge of the story world" if stories else "language models"
     table = Table("metrics", f"Texts judged by {judged}", columns, about=about(rows))
     if stories:

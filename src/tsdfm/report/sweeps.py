@@ -1,48 +1,36 @@
-"""Sweeps of the temperature, as every judge and both entropies see them, and the tables and figures of the frontier."""
+"""Sweeps of the temperature, as every judge and both entropies see them, and the figures they make."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from tsdfm.charts import Axis, Chart, Point, Series, figure
-from tsdfm.errors import UserError
+from tsdfm.charts import Axis, Chart, Point, Series
+from tsdfm.metrics.matched import PooledEntropy, Sweep, compare, mean_entropy
+from tsdfm.metrics.ngrams import entropy_bits
 from tsdfm.report.cells import Cell
 from tsdfm.report.desk import Desk
-from tsdfm.report.metrics.matched import PooledEntropy, Sweep, compare, mean_entropy
-from tsdfm.report.metrics.ngrams import entropy_bits
 from tsdfm.report.rows import REAL, Plain, Row
 from tsdfm.report.runs import TrainedRun
-from tsdfm.report.settings import FrontierSettings
-from tsdfm.report.table import METHOD, SOURCE, STEPS, Column, Table
-from tsdfm.report.unigram import MORE, SUFFIX, Fit, counts_of, data_counts, fit
-from tsdfm.store.files import write_text
+from tsdfm.report.unigram import SUFFIX, Fit
+from tsdfm.samples.guide import Guide
 
 BY = ("", "bigram_")
 """What fields about an entropy begin with: that of the token histogram, and that of pooled bigrams."""
 ENTROPIES = {"entropy_bits": "entropy, bits", "bigram_entropy_bits": "bigram entropy, bits"}
-OWN = ("source", "steps", "nfe", "temperature", "samples", "collapsed", "checkpoint", "ppl", "ppl_interval")
-KEPT = (*OWN, "ppl_corpus", "ppl_geometric", "entropy_bits", "entropy_interval", "entropy_nats", "bigram_entropy_bits",
-        "valid", "valid_interval")  # fmt: skip
-"""What is kept of a point."""
-COLUMNS = [
-    SOURCE,
-    METHOD,
-    STEPS,
-    Column("ppl", "ppl, T = 1", format=".2f"),
-    Column("entropy_bits", "entropy, T = 1", format=".2f"),
-    Column("at_own", "ppl / control at that entropy"),
-    Column("over", "mean over shared entropies"),
-    Column("bigram_entropy_bits", "bigram entropy", format=".2f"),
-    Column("bigram_at_own", "ppl / control at that"),
-    Column("bigram_over", "mean over shared"),
-]
 Seen = tuple[Row, dict[tuple[str, str], Sweep]]
 """The row of a cell, and by judge (its fingerprint) and entropy (of `BY`) its texts one by one."""
+
+
+POINT = ("source", "steps", "nfe", "temperature", "samples", "collapsed", "checkpoint", "ppl", "ppl_interval",
+         "ppl_corpus", "ppl_geometric", "entropy_bits", "entropy_interval", "entropy_nats", "bigram_entropy_bits",
+         "valid", "valid_interval")  # fmt: skip
+"""What is kept of a point of a curve."""
+KEPT = ("ppl", "ppl_interval", "ppl_geometric", "ppl_geometric_interval", "ppl_corpus", "ppl_own", "ppl_own_interval")
+"""What `cell_row` keeps of each judge's figures."""
+DRAWS = 400
 
 
 @dataclass(frozen=True)
@@ -117,177 +105,41 @@ def swept(
     return Line(label, f"{run.method}{suffix}", run, steps, cells, fitted)
 
 
-def unigram_fit(desk: Desk, run: TrainedRun, steps: int) -> Fit:
-    """The bias that gives a run's texts the training split's token frequencies."""
-    vocab = desk.model(run).velocity.spec.vocab
-    data = data_counts(desk.runs.tokens_or_refuse(), desk.cells.folder)
-
-    def counts(bias: Tensor | None, seed: int) -> Tensor:
-        return counts_of(desk.cell(run, steps, temperature=1.0, bias=bias, seed=seed, times=MORE), vocab)
-
-    found = fit(data, counts, desk.asked.seed)
-    off = " → ".join(f"{kl:.4f}" for kl in found.kl)
-    desk.say(f"{run.name}: {steps} steps, unigram bias, KL to the data {off} bits")
-    return found
+def point_of(row: Row) -> Plain:
+    """A point of a curve, for JSON."""
+    return {"method": row.method, **{name: value for name, value in row.plain().items() if name in POINT}}
 
 
-def frontier(settings: FrontierSettings, *, beside: bool = False) -> Path:
-    """`tsdfm report frontier`: tables and figures under every judge, the first shown unless it stands `beside` others.
+def cell_row(
+    desk: Desk, run: TrainedRun, cell: Cell, *, guide: Guide | None = None, control: Line | None = None
+) -> Plain:
+    """A row of a run's cell, with the seconds its texts took and what every judge says of them.
 
-    Returns the path of the first one's JSON.
+    With a `control`, also the ratio to that sweep at the same entropy, under every judge.
     """
-    made = Frontier(settings)
-    first, *others = made.desk.judge_names()
-    for number, judge in enumerate(others, 2):
-        made.save(judge, number, beside=True)
-    if made.names:
-        made.save_against(first)
-    return made.save(first, 1, beside=beside)
-
-
-class Frontier:
-    """Every run's sweep at every step count, each compared with the control and with other methods."""
-
-    def __init__(self, settings: FrontierSettings) -> None:
-        self.settings, desk = settings, Desk("frontier", settings, judged=True, modelled=True)
-        known = dict.fromkeys(run.method for run in desk.runs.models)
-        if settings.unigram and settings.unigram not in known:
-            raise UserError(f"no run is called {settings.unigram}: give --unigram one of {', '.join(known)}")
-        self.desk, self.lines, geometric = desk, list[Line](), settings.definition == "geometric"
-        self.ppl = "ppl_geometric" if geometric else "ppl"
-        for run in desk.runs.models:
-            for steps in settings.steps:
-                fits = [None, unigram_fit(desk, run, steps)] if run.method == settings.unigram else [None]
-                self.lines += [
-                    swept(desk, run, steps, settings.temperatures, geometric=geometric, fitted=one) for one in fits
-                ]
-        biased = [f"{settings.unigram} {SUFFIX}"] if settings.unigram else []
-        swept_ones = {line.method for line in self.lines} - {settings.control}
-        self.names = [name for name in dict.fromkeys((*biased, *settings.against)) if name in swept_ones]
-        self.rows = [self.row(line) for line in self.lines]
-
-    def beside(self, line: Line, *methods: str) -> Line | None:
-        """The line of the first of these methods that was swept at the same source and step count."""
-        same = [x for x in self.lines if (x.run.source, x.steps) == (line.run.source, line.steps)]
-        return next((x for method in methods for x in same if x.method == method), None)
-
-    def control(self, line: Line) -> Line | None:
-        """The control that was asked for, or what stands in where there is no such run."""
-        return self.beside(line, self.settings.control, "fs-dfm", "teacher")
-
-    def row(self, line: Line) -> Plain:
-        """A method at one step count; `judges` has its figures at T = 1 and its ratios under each judge."""
-        own, control = line.own(), self.control(line)
-        row: Plain = {
-            "source": line.run.source,
-            "method": line.label,
-            "run": line.run.name,
-            "steps": line.steps,
-            "marks": ["ppl", "entropy_bits"] if own is not None and own.collapsed else [],
-            "control": control is line,
-            "control_method": control.method if control is not None and control is not line else None,
-            **({"unigram": line.fit.plain()} if line.fit else {}),
-        }
-        if own is not None:
-            plain = own.plain()
-            row |= {name: plain[name] for name in ("entropy_bits", "entropy_interval", "bigram_entropy_bits")}
-        return {**row, "judges": {judge: self.figures(line, judge) for judge in self.desk.judge_names()}}
-
-    def figures(self, line: Line, judge: str) -> Plain:
-        """What one judge says of a line: its perplexity at T = 1, and the ratios to the control and to others."""
-        own, control, out = line.own(), self.control(line), Plain()
-        how = {"draws": self.settings.draws, "seed": self.desk.asked.seed}
-        if own is not None:
-            plain = own.under(judge).plain()
-            out |= {"ppl": plain.get(self.ppl), "ppl_interval": plain.get(f"{self.ppl}_interval")}
-        if control is line:
-            out["at_own"] = "control"
-        elif control is not None:
-            out |= line.matched(control, judge, **how)
-        others = {name: other for name in self.names if (other := self.beside(line, name)) is not None}
-        out["against"] = {
-            name: line.matched(other, judge, **how)
-            for name, other in others.items()
-            if other is not line and other is not control
-        }
-        return out
-
-    def save_against(self, judge: str) -> None:
-        """The table of ratios to other methods."""
-        columns = [*COLUMNS[:3], *(Column(name, f"ppl / {name}") for name in self.names)]
-        table = Table("frontier-against", "Perplexity at matched entropy, relative to other methods", columns)
-        for row in self.rows:
-            ratios = {name: one["at_own"] for name, one in row["judges"][judge]["against"].items()}
-            table.add(**{name: row[name] for name in ("source", "method", "steps")}, **ratios)
-        table.notes.append("at a method's own entropy at T = 1; outside: the other has no text of that entropy")
-        self.desk.finish(table, beside=True)
-
-    def save(self, judge: str, number: int, *, beside: bool) -> Path:
-        """The table, its JSON and its figures under one judge: `frontier`, `frontier-judge-2`, …"""
-        settings, desk = self.settings, self.desk
-        name, title = "frontier", "Perplexity at matched entropy, relative to the control"
-        if number > 1:
-            name, title = f"frontier-judge-{number}", f"{title}, under {judge}"
-        table = Table(name, title, COLUMNS, [{**row, **row["judges"][judge]} for row in self.rows], self.notes())
-        desk.add_target(table, judge if number > 1 else None)
-        target = table.about.pop("target", None)
-        if target and target["samples"] != desk.asked.samples:
-            table.notes.append(
-                f"held-out text is {target['samples']} texts only: a pool of fewer texts has less entropy"
-            )
-        points = [(line, row.under(judge).plain()) for line in self.lines for row, _ in line.cells]
-        table.about |= {
-            "points": [
-                {"method": line.label, "run": line.run.name, **{n: row[n] for n in KEPT if n in row}}
-                for line, row in points
-            ],
-            "target": {n: target.get(n) for n in (*KEPT, "method")} if target else None,
-            "judge": judge,
-            "control": settings.control,
-            "definition": settings.definition,
-            "temperatures": list(settings.temperatures),
-        }
-        path = desk.finish(table, beside=beside)
-        real = Row.read(table.about["target"]) if target else None
-        shown = [Row.read(point) for point in table.about["points"]]
-        hint = "At equal entropy, lower is better. Filled marks: temperature 1."
-        for suffix, entropy in zip(("", "-bigrams"), ENTROPIES, strict=True):
-            drawn = frontier_charts(shown, real, entropy, self.ppl)
-            by_source = [[chart for source, chart in drawn if source == each] for each in dict(drawn)]
-            label = f"Perplexity against {ENTROPIES[entropy]}"
-            write_text(desk.report / f"{name}{suffix}.svg", figure(by_source, label, hint))
-        return path
-
-    def notes(self) -> list[str]:
-        """What the ratios mean, and which control was used where the chosen one is missing."""
-        temperatures, chosen = ", ".join(f"{t:g}" for t in self.settings.temperatures), self.settings.control
-        notes = [
-            f"temperatures {temperatures}; log-perplexity is linear in entropy between neighbouring points, and "
-            "unknown beyond",
-            "a ratio below 1 is better than the control; outside: the control has no text of that entropy",
-        ]
-        if self.settings.definition == "geometric":
-            notes.append(
-                "perplexity here is exp of the mean over texts of their mean NLL; the paper's is in the points"
-            )
-        used = {control.method for line in self.lines if (control := self.control(line)) is not None}
-        if used - {chosen}:
-            notes.append(f"no run is called {chosen}: the control is {', '.join(sorted(used))}")
-        return notes + [
-            f"{line.label}, {line.run.source}, {line.steps} steps: KL of its tokens to the training split's is "
-            f"{line.fit.kl[0]:.4f} bits without a bias, {min(line.fit.kl):.4f} with it "
-            f"({line.fit.floor:.4f} for as many tokens drawn from the split)"
-            for line in self.lines
-            if line.fit
-        ]
+    row = desk.row(run, cell, guide=guide)
+    out = row.plain()
+    judges = {name: {k: v for k, v in found.items() if k in KEPT} for name, found in out["judges"].items()}
+    if control is not None:
+        mine = Line("", "", run, row.steps or 0, [see(desk, cell, row, temperature=1.0)])
+        for name, found in judges.items():
+            found |= mine.matched(control, name, draws=DRAWS, seed=desk.asked.seed)
+        out |= {k: v for k, v in next(iter(judges.values())).items() if k not in KEPT}
+    out |= {f"ppl {name}": found["ppl"] for name, found in list(judges.items())[1:]}
+    del out["texts"]
+    seconds = len(cell.texts) * cell.length / out["tokens_per_s"]
+    return {**out, "judges": judges, "marks": row.marks, "seconds": seconds, **desk.about(run)}
 
 
 def frontier_charts(
     points: Sequence[Row], real: Row | None, entropy: str, ppl: str = "ppl", style: dict[str, int] | None = None
 ) -> list[tuple[str, Chart]]:
-    """Perplexity against an entropy: for each source and step count a chart, with a curve for each method."""
+    """Perplexity against an entropy: for each source and step count a chart, with a curve for each method.
+
+    Rows without a source share the charts of their step counts.
+    """
     out, methods = list[tuple[str, Chart]](), list(dict.fromkeys(row.label for row in points))
-    styles = style or {name: i % 8 for i, name in enumerate(methods)}
+    styles = style or {name: i for i, name in enumerate(methods)}
 
     def place(row: Row) -> tuple[float, float] | None:
         found, known = getattr(row.text, entropy), row.ppl if ppl == "ppl" else getattr(row.scores, ppl)
@@ -302,7 +154,7 @@ def frontier_charts(
             mine = sorted(((r, *at) for r, at in here if r.label == method), key=lambda one: one[0].temperature or 0.0)
             dots = [Point(x=x, y=y, note=f"T = {r.temperature:g}", hollow=r.temperature != 1.0) for r, x, y in mine]
             series.append(Series(name=method, style=styles[method], points=dots))
-        words = f"{source} source, {steps} {'pass' if steps == 1 else 'passes'}"
+        words = f"{source} source, " * bool(source) + f"{steps} {'pass' if steps == 1 else 'passes'}"
         chart = Chart(
             title=f"perplexity against entropy, {words}",
             caption=words,

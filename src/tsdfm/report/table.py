@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -58,6 +58,11 @@ STEPS, VALID = Column("steps", "steps"), Column("valid", "valid stories", format
 PPL, ENTROPY = Column("ppl", "perplexity", format=".2f"), Column("entropy_bits", "entropy (bits)", format=".2f")
 
 
+def judge_columns(names: Iterable[str]) -> list[Column]:
+    """The perplexity under each of some judges, a column for each."""
+    return [Column(f"ppl {name}", f"ppl, {name}", format=".2f") for name in names]
+
+
 @dataclass(frozen=True)
 class Quote:
     """A table of the paper: its label, the scale of its models, its own figures, and the labels of tables beside it."""
@@ -66,6 +71,12 @@ class Quote:
     scale: str
     figures: Any
     beside: str = ""
+    sources: Mapping[str, str] = field(default_factory=dict)  # of its methods, where they are known
+
+    def row(self, names: Sequence[str] = (), figures: Sequence[float] = (), **known: Any) -> Plain:
+        """A quoted row: `names` say what the figures are."""
+        found = dict(zip(names, figures, strict=True))
+        return {"source": "uniform", "origin": self.scale, "paper": True, **known, **found}
 
     def note(self) -> str:
         """What must be known of quoted rows."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,27 @@ from tsdfm.distil.stats import Stats
 from tsdfm.engine.distributed import pick_device
 from tsdfm.engine.precision import autocast, use_bf16
 from tsdfm.errors import UserError
-from tsdfm.flow import Jump, RowNoise, Solution, Step, check_grid, grid, reads_of, solve
-from tsdfm.methods import jump_for
+from tsdfm.flow import (
+    ClassifierFree,
+    Jump,
+    Model,
+    Solution,
+    check_grid,
+    grid,
+    mean_passes,
+    reads_of,
+    reads_some,
+    solve,
+)
+from tsdfm.methods import bound_of
 from tsdfm.nn.velocity import Velocity, load_velocity, run_folder
 from tsdfm.public.model import is_public, load_public
-from tsdfm.samples.given import Given, read_asked, several
+from tsdfm.samples.given import Asked, Given, read_asked, several
 from tsdfm.samples.guide import Guide
 from tsdfm.samples.lengths import TIMES, likeliest
-from tsdfm.samples.quick import Pass, Quick, by_logits, fitting, free_bytes, row_bytes
-from tsdfm.samples.trajectory import Recorder, Row, Trajectory, pieces_of
+from tsdfm.samples.quick import Quick, by_logits, fitting, free_bytes, row_bytes
+from tsdfm.samples.trajectory import Recorder, Row, Trajectory, even, pieces_of
+from tsdfm.samples.windows import Page, Told, windows_of, writing
 from tsdfm.store.bundle import find_member
 from tsdfm.store.manifest import read_manifest
 from tsdfm.tokens.tokenizer import Tokenizer, load_tokenizer
@@ -32,16 +45,19 @@ from tsdfm.tokens.tokenizer import Tokenizer, load_tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
-    """Finished texts. `tokens` [n, L]; `nfe` network passes each; `seconds` of generation for all of them.
+    """Finished texts. `tokens` [n, L]; `nfe` network passes a text; `seconds` of generation for all of them.
 
+    `passes` are those of each text, whose mean is `nfe`: a jump that stops when a text is finished takes more of them
+    for some texts than for others.
     `first` is the number of the first one; `prefix` or `infill` of each text are there where they were asked for.
     A guided generation also has `compass_calls`, states the compass scored for each text, and what `navigation` did.
     """
 
     texts: list[str]
     tokens: Tensor
-    nfe: int
+    nfe: float
     seconds: float
+    passes: list[int]
     trajectory: Trajectory | None = None
     compass_calls: float = 0.0
     navigation: Mapping[str, float] = field(default_factory=dict)
@@ -52,11 +68,12 @@ class Samples:
 
     def records(self) -> list[dict[str, Any]]:
         """A record of each text, for JSON: its number, how it was made, what was given of it, and the text."""
-        about, given = {"seed": self.seed, "nfe": self.nfe}, {"prefix": self.prefix, "infill": self.infill}
+        given = {"prefix": self.prefix, "infill": self.infill}
         return [
             {
                 "index": self.first + i,
-                **about,
+                "seed": self.seed,
+                "nfe": self.passes[i],
                 **{name: each[i] for name, each in given.items() if each is not None},
                 "text": text,
                 "tokens": row,
@@ -111,25 +128,32 @@ class TextModel:
         prefix: str | Sequence[str] | None = None,
         prompts: str | Sequence[str] | None = None,
         infill: str | Sequence[str] | None = None,
+        given: Given | None = None,
         temperature: float = 1.0,
         top_p: float = 1.0,
         jump: str = "auto",
         times: tuple[float, ...] | None = None,
         batch: int | None = None,
         first: int = 0,
+        length: int | None = None,
+        stride: int | None = None,
         trajectory: bool = False,
         on_batch: Callable[[int, int], None] | None = None,
         on_pass: Callable[[Moment], None] | None = None,
         guide: Guide | None = None,
         compass: Energy | None = None,
         bias: Tensor | None = None,
+        cfg: float = 0.0,
     ) -> Samples:
         """Write `n` texts in `steps` network passes each (or along the grid `times`).
 
         `prefix` is kept as it is; `prompts` is another word for it. `infill` is a template with gaps, such as
         `"Mia has {2} balls."`: `{2}` is two tokens long, and of `{1-4}` the model chooses the length, for some passes
         more, which `nfe` counts (`samples.lengths`). Any of them may be a list: then `n` texts are written for each, in
-        order, and text j of the p-th has the number p·n + j.
+        order, and text j of the p-th has the number p·n + j. `given` says it in tokens instead: of text i its row i.
+
+        `length` asks for texts of more tokens than the model has, its anchor counted: they are written in windows that
+        move on by `stride` tokens (none: half of the model's) and each take `steps` passes (`samples.windows`).
 
         The random numbers of text i depend on the seed and on i alone; `first` numbers the first text, so that a long
         list can be made in parts. In batches of another size floating-point products round differently, and a draw on
@@ -138,8 +162,9 @@ class TextModel:
         `jump` is `auto` (what the model's method writes by), one of `flow.JUMPS`, or one that a method brings. `guide`
         navigates every step by a compass. A `trajectory` holds the energy of every state under `compass`, or under the
         guide's; the scoring that takes is counted neither in `nfe` nor in `compass_calls`. `bias` [V] is added to the
-        logits of every position, before temperature and top-p. `on_pass` is told the texts after every pass,
-        `on_batch` how many texts of how many are finished.
+        logits of every position, before temperature and top-p. `cfg` is the strength of classifier-free guidance by
+        what is given, for models of the mask source: two passes a step (`flow.guidance`). `on_pass` is told the texts
+        after every pass, `on_batch` how many texts of how many are finished.
         """
         if n < 1:
             raise UserError(f"the number of samples must be at least 1, not {n}")
@@ -148,39 +173,59 @@ class TextModel:
             raise UserError("prompts is another word for prefix: give one of the two")
         prefixes, infills = several(prompts if prefix is None else prefix, "prefixes"), several(infill, "templates")
         spec = self.velocity.spec
-        asked = read_asked(self.tokenizer, spec.length, spec.anchor, n, first, prefixes=prefixes, infills=infills)
+        windows = windows_of(spec, length, stride)
+        long = spec.length if length is None else length
+        if given is None:
+            asked = read_asked(self.tokenizer, long, spec.anchor, n, first, prefixes=prefixes, infills=infills)
+        elif len(given.held) != n:
+            raise UserError(f"{len(given.held)} rows are given for {n} texts: give one for each")
+        else:
+            asked = Asked(torch.arange(first, first + n), torch.arange(n), given)
+        if long > spec.length:
+            self._only_plain(gaps=asked.texts < len(asked.numbers), compass=compass is not None, cfg=bool(cfg))
         if on_pass is not None and asked.texts < len(asked.numbers):
             raise UserError("texts with a gap of several lengths are chosen at the end: to watch them, give one length")
+        bound = bound_of(spec)
+        if bound is None and asked.texts < len(asked.numbers):
+            raise UserError(f"a model of {spec.method} has no bound to choose a gap's length by: give one length")
         count = len(asked.numbers)
-        size, rows, parts = self._rows(count, batch, trajectory, guide), list[Row](), list[Tensor]()
         plain, stats = self.jump(jump), None if guide is None else Stats(guide.settings.k)
-        scorer = compass or (guide.compass if guide else None)
-        model = self.passes.model(size, (len(points) - 1) * -(-count // size), reads_of(plain))
+        size = self._rows(count, batch, trajectory or guide is not None or not reads_some(plain), guide)
+        rows, parts = list[Row](), list[Solution]()
+        scorer = compass or (guide.compass if guide and long == spec.length else None)
+        windows = writing(windows, asked.given)
+        most = (len(points) - 1 + plain.final_pass) * (2 if cfg else 1)  # passes of a window
+        model = self.passes.model(size, most * len(windows) * -(-count // size), reads_of(plain))
         begin = time.perf_counter()
         for start in range(0, count, size):
             numbers = asked.numbers[start : start + size].to(self.velocity.device)
-            given = asked.rows(slice(start, start + size), self.velocity.device)
-            taken = guide.around(plain, given.held if given else None, stats) if guide and stats else plain
+            known = asked.rows(slice(start, start + size), self.velocity.device)
+            page = Page.begin(windows, long, self.velocity.source, numbers, seed, known)
+            jumps = partial(guide.around, plain, stats=stats) if guide and stats else lambda held: plain
             recorder = Recorder(scorer.energy if scorer else None) if trajectory else None
-            told = self._told(on_pass, numbers, len(points) - 1 + taken.final_pass)
-            made = self._solve(model, numbers, points, seed, given, temperature, top_p, bias, taken, recorder, told)
-            parts.append(made.tokens.cpu())
-            rows += recorder.rows(given.held.cpu() if given else None) if recorder else []
+            guided = self._free(model, cfg, known) if cfg else model
+            told = page.told(self._told(on_pass, numbers, most * len(windows)), recorder, most)
+            shaped = {"temperature": temperature, "top_p": top_p, "bias": bias}
+            parts.append(self._write(guided, page, points, jumps, told, shaped))
+            rows += recorder.rows(known.held.cpu() if known else None) if recorder else []
             if on_batch is not None:
                 on_batch(min(count, start + size), count)
-        tokens, nfe = torch.cat(parts), made.nfe
-        if asked.texts < count:  # gaps of several lengths
+        tokens, passes = torch.cat([part.tokens for part in parts]), torch.cat([part.passes for part in parts])
+        way_nfe = mean_passes(passes)
+        if asked.texts < count and bound is not None:  # gaps of several lengths
             with autocast(self.bf16, self.velocity.device):
-                kept = likeliest(self.velocity, asked, tokens, seed, points[1], size)
+                kept = likeliest(self.velocity, bound, asked, tokens, seed, points[1], size)
             tokens, rows = tokens[kept], [rows[row] for row in kept] if rows else []
-            nfe = -(-count * (nfe + TIMES) // asked.texts)
+            text = torch.unique_consecutive(asked.numbers, return_inverse=True)[1]
+            passes = torch.zeros(asked.texts, dtype=torch.int64).index_add_(0, text, passes + TIMES)
         seconds = time.perf_counter() - begin
-        way = self._trajectory(rows, len(points) - 1, made.nfe, seed, guide, scorer) if trajectory else None
+        way = self._trajectory(rows, way_nfe, seed, guide, scorer) if trajectory else None
         return Samples(
             texts=self.texts(tokens),
             tokens=tokens,
-            nfe=nfe,
+            nfe=mean_passes(passes),
             seconds=seconds,
+            passes=passes.tolist(),
             trajectory=way,
             compass_calls=stats.scored / len(tokens) if stats else 0.0,
             navigation=stats.summary() if stats else {},
@@ -190,8 +235,10 @@ class TextModel:
             infill=[text for text in infills for _ in range(n)] or None,
         )
 
-    def _rows(self, n: int, batch: int | None, trajectory: bool, guide: Guide | None) -> int:
+    def _rows(self, n: int, batch: int | None, whole: bool, guide: Guide | None) -> int:
         """Texts at a time: as asked for, or as many as fit, shared out so that no batch is much smaller than others.
+
+        `whole`: all logits of a step are wanted at once.
 
         A guide that compares entropies within the batch makes a text depend on it: its batch must not follow from how
         much memory happens to be free.
@@ -202,42 +249,53 @@ class TextModel:
             batch = by_logits(self.velocity.spec, self.velocity.device)
         if batch is not None:
             return min(n, batch)
-        fits = self.batch_size(whole=trajectory or guide is not None, states=guide.settings.k if guide else 1)
+        fits = self.batch_size(whole=whole, states=guide.settings.k if guide else 1)
         return -(-n // -(-n // fits))
 
-    def _solve(
+    def _only_plain(self, **asked: bool) -> None:
+        """Refuse what works on texts of the model's own length alone."""
+        words = {"gaps": "gaps of several lengths", "compass": "the energies of a compass", "cfg": "cfg"}
+        for name in (name for name, wanted in asked.items() if wanted):
+            tokens = self.velocity.spec.length
+            raise UserError(f"{words[name]}: for texts of the model's {tokens} tokens alone, leave out the length")
+
+    def _write(
         self,
-        model: Pass,
-        numbers: Tensor,
+        model: Model,
+        page: Page,
         points: tuple[float, ...],
-        seed: int,
-        given: Given | None,
-        temperature: float,
-        top_p: float,
-        bias: Tensor | None,
-        jump: Jump,
-        on_step: Callable[[Step], None] | None,
-        on_state: Callable[[int, float, Tensor], None] | None,
+        jumps: Callable[[Tensor | None], Jump],
+        told: Sequence[Told],
+        shaped: Mapping[str, Any],
     ) -> Solution:
-        device, spec = self.velocity.device, self.velocity.spec
-        noise = RowNoise(seed, numbers)
-        x_0 = self.velocity.source.draw((len(numbers), spec.length), noise, device)
-        with autocast(self.bf16, device):
-            return solve(
-                model,
-                x_0,
-                points,
-                jump,
-                noise,
-                given=given.held if given else None,
-                given_tokens=given.tokens if given else None,
-                temperature=temperature,
-                top_p=top_p,
-                bias=bias,
-                limits=given.limits(self.tokenizer) if given else None,
-                on_step=on_step,
-                on_state=on_state,
-            )
+        """Write the texts of a page, window by window. `jumps` makes the jump for positions that are held."""
+        passes = torch.zeros(len(page.state), dtype=torch.int64)
+        for window, noise, (on_step, on_state) in zip(page.windows, page.noises, told, strict=True):
+            known = window.known(page.state, page.given)
+            with autocast(self.bf16, self.velocity.device):
+                made = solve(
+                    model,
+                    page.state[:, window.columns],
+                    points,
+                    jumps(known.held if known else None),
+                    noise,
+                    given=known.held if known else None,
+                    given_tokens=known.tokens if known else None,
+                    limits=known.limits(self.tokenizer) if known else None,
+                    on_step=on_step,
+                    on_state=on_state,
+                    **shaped,
+                )
+            page.state, passes = page.whole(window, made.tokens), passes + made.passes
+        return Solution(tokens=page.state.cpu(), passes=passes)
+
+    def _free(self, model: Model, cfg: float, given: Given | None) -> ClassifierFree:
+        """The model with classifier-free guidance: its second pass sees the rows' anchors, as in training, no more."""
+        anchor, held = self.velocity.spec.anchor, None if given is None else given.held.clone()
+        if held is None or not bool(held[:, anchor:].any()):
+            raise UserError("classifier-free guidance follows what is given: give a prefix or an infill template")
+        held[:, :anchor] = False
+        return ClassifierFree(model, cfg, held, self.velocity.source)
 
     def _told(
         self, on_pass: Callable[[Moment], None] | None, numbers: Tensor, of: int
@@ -255,7 +313,7 @@ class TextModel:
 
     def jump(self, name: str) -> Jump:
         """A jump by its name: `auto`, one of `flow.JUMPS`, or one that a method brings."""
-        return jump_for(name, self.velocity.spec)
+        return self.velocity.jump(name)
 
     def batch_size(self, *, whole: bool = True, states: int = 1) -> int:
         """Texts of one call: what fits into half of a GPU's free memory, or logits of a quarter of a gigabyte on a CPU.
@@ -283,12 +341,13 @@ class TextModel:
         return self.tokenizer.decode(kept, end=" ¶ ")
 
     def _trajectory(
-        self, rows: list[Row], steps: int, nfe: int, seed: int, guide: Guide | None, scorer: Energy | None
+        self, rows: list[Row], nfe: float, seed: int, guide: Guide | None, scorer: Energy | None
     ) -> Trajectory:
+        rows = even(rows)
         return Trajectory(
             method=self.method,
             source=self.velocity.spec.source,
-            steps=steps,
+            steps=len(rows[0].steps),
             nfe=nfe,
             seed=seed,
             vocab=self.velocity.spec.vocab,

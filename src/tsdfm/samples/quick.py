@@ -7,6 +7,7 @@ positions, only for those that may move (`flow.solve`).
 
     auto      recorded as it is, once a batch size has been asked for as many passes as pay for it, in one call or in
               several; nothing is recorded on a CPU
+    record    recorded as it is, from the beginning
     compile   compiled by torch.compile, and then recorded: half a minute for the first pass, the quickest after it
     off       launched as it is
 
@@ -19,6 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,7 +34,7 @@ from tsdfm.kernels.head import quick_logits
 from tsdfm.nn.velocity import Velocity, VelocitySpec
 from tsdfm.settings import nearest
 
-HOW = ("auto", "compile", "off")
+HOW = ("auto", "compile", "record", "off")
 PAYS = 16  # passes of one shape that make up for recording it: 0.15 s against 9 ms a pass at batch 1 (170M, one H200)
 SHAPES = 8  # batch sizes that one network is recorded for; others are launched plainly
 MOST_ROWS, MOST_TOKENS = 256, 1 << 16  # of a batch: a GPU is long busy then
@@ -41,30 +43,44 @@ SHARE = 2  # a half of the free memory is for a batch; the rest is for the logit
 
 @dataclass(frozen=True)
 class Pass:
-    """A velocity as a solver's model, a `flow.solver.PartialModel`; its network is called with at least `rows` rows."""
+    """A velocity as a solver's model, a `flow.walk.PartialModel`; its network is called with at least `rows` rows.
+
+    With `places`, its head is asked for that many positions at a time, the last of them repeated: then a position's
+    logits do not round by how many others were asked for.
+    """
 
     velocity: Velocity
     rows: int = 0
     reads: Reads = "posterior"
+    places: int = 0
 
-    def __call__(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
+    @property
+    def latent(self) -> bool:
+        """Is the network told a number of the text's own?"""
+        return self.velocity.spec.latent
+
+    def __call__(self, x_t: Tensor, t: Tensor, h: Tensor, latent: Tensor | None = None) -> Tensor:
         """Logits [B, L, V], or the score."""
-        logits: Tensor = self.through(x_t, t, h, quick_logits)
+        logits: Tensor = self.through(x_t, t, h, latent, quick_logits)
         mean = self.velocity.spec.meaning(self.reads)
         return logits if mean is None else mean(logits, x_t, t[:, None])
 
-    def look(self, x_t: Tensor, t: Tensor, h: Tensor) -> Callable[[Tensor], Tensor]:
+    def look(self, x_t: Tensor, t: Tensor, h: Tensor, latent: Tensor | None = None) -> Callable[[Tensor], Tensor]:
         """One pass; the answer gives the logits [N, V] of places [N] among the B·L positions."""
-        answer: Callable[[Tensor], Tensor] = self.through(x_t, t, h, by_place)
+        read: Callable[[Tensor], Tensor] = self.through(x_t, t, h, latent, by_place)
+        answer = read if not self.places else partial(in_parts, read, self.places)
         mean, flat = self.velocity.spec.meaning(self.reads), x_t.flatten()
         times = t.repeat_interleave(x_t.shape[1])
         return answer if mean is None else lambda places: mean(answer(places), flat[places], times[places])
 
-    def through(self, x_t: Tensor, t: Tensor, h: Tensor, then: Callable[[Tensor, nn.Linear], Any]) -> Any:
+    def through(
+        self, x_t: Tensor, t: Tensor, h: Tensor, latent: Tensor | None, then: Callable[[Tensor, nn.Linear], Any]
+    ) -> Any:
         """`then(hidden, head)` of the network, as its forward has it."""
-        net, (t, step) = self.velocity.net, self.velocity.spec.told(t, h)
-        rows = max(self.rows, len(x_t))
-        hidden = net.hidden(filled(x_t, rows), filled(t, rows), None if step is None else filled(step, rows))
+        net, rows = self.velocity.net, max(self.rows, len(x_t))
+        t, *more = self.velocity.spec.told(t, h, latent)
+        told = (None if x is None else filled(x, rows) for x in more)
+        hidden = net.hidden(filled(x_t, rows), filled(t, rows), *told)
         return then(hidden[: len(x_t)], net.head)
 
 
@@ -72,6 +88,11 @@ def by_place(hidden: Tensor, head: nn.Linear) -> Callable[[Tensor], Tensor]:
     """places [N] → logits [N, V] of a hidden state [B, L, D]."""
     flat = hidden.flatten(0, 1)
     return lambda places: quick_logits(flat[places], head)
+
+
+def in_parts(read: Callable[[Tensor], Tensor], size: int, places: Tensor) -> Tensor:
+    """`read(places)` [N, V] by calls for exactly `size` places each."""
+    return torch.cat([read(filled(part, size))[: len(part)] for part in torch.split(places, size)])
 
 
 def filled(x: Tensor, rows: int) -> Tensor:
@@ -106,7 +127,7 @@ class Quick:
 
     def pays(self, rows: int) -> bool:
         """Is it worth recording batches of so many rows?"""
-        if self.how == "compile":
+        if self.how in ("compile", "record"):
             return True
         return self.how == "auto" and self.velocity.device.type == "cuda" and self.asked[rows] >= PAYS
 

@@ -26,8 +26,8 @@ from tsdfm.terminal import visible
 def show_texts(samples: Samples) -> None:
     """Print the texts, each under a line that says how to get it again."""
     console = Console()
-    for number, text in enumerate(samples.texts, samples.first):
-        console.rule(f"text {number}, seed {samples.seed}, {samples.nfe} passes", align="left", style="dim")
+    for number, (text, passes) in enumerate(zip(samples.texts, samples.passes, strict=True), samples.first):
+        console.rule(f"text {number}, seed {samples.seed}, {passes} passes", align="left", style="dim")
         console.print(visible(text), markup=False, highlight=False, soft_wrap=True)
 
 
@@ -63,7 +63,8 @@ def run(
     guided = f"{samples.compass_calls:.0f} compass calls a text, " if samples.navigation else ""
     speed = samples.tokens.numel() / samples.seconds
     number = len(samples.texts)
-    texts = f"{number} text{'s' if number != 1 else ''}, {samples.nfe} network passes{' each' if number != 1 else ''}"
+    each = "" if number == 1 else " each" if len({*samples.passes}) == 1 else " each on average"
+    texts = f"{number} text{'s' if number != 1 else ''}, {samples.nfe:.4g} network passes{each}"
     work = f"{texts}, temperature {manner.temperature:g}, {guided}"
     Console(stderr=True).print(f"{work}{samples.seconds:.2f} s, {speed:,.0f} tokens/s")
     return samples
@@ -94,7 +95,10 @@ def generate(
             temperature=manner.temperature,
             top_p=settings.top_p,
             jump=manner.jump,
+            cfg=settings.cfg,
             batch=settings.batch,
+            length=settings.length,
+            stride=settings.stride,
             trajectory=settings.watched,
             on_batch=lambda done, of: bar.update(job, completed=done, total=of),
             on_pass=on_pass,

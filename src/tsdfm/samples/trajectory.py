@@ -17,7 +17,7 @@ changes hit a token that had been written before; files without it are read all 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +95,7 @@ class Trajectory:
     method: str
     source: str
     steps: int
-    nfe: int
+    nfe: float
     seed: int
     vocab: int
     mask: int | None
@@ -210,6 +210,17 @@ class Recorder:
             held = () if given is None else tuple(given[i].nonzero().flatten().tolist())
             out.append(Row(tuple(self.start[i].tolist()), held, steps, self.first[i] if self.first else None))
         return out
+
+
+def even(rows: list[Row]) -> list[Row]:
+    """Rows with as many steps as the longest: batches may end early, and texts that are finished stay as they are."""
+    most = max((row.steps for row in rows), key=len)
+    out = []
+    for row in rows:
+        last = row.steps[-1]
+        rest = (replace(step, changes=(), confidence=last.confidence, energy=last.energy) for step in most)
+        out.append(replace(row, steps=(*row.steps, *list(rest)[len(row.steps) :])))
+    return out
 
 
 def _changes(before: Tensor, after: Tensor) -> tuple[tuple[int, int], ...]:

@@ -37,8 +37,6 @@ FORMAT = 2
 READS = (1, 2)  # 1 had no coded weights
 ROLES = ("student", "teacher", "compass")
 BASE = "teacher"  # the one from which the others may be stored as differences
-INPUTS = {"teacher": "teacher", "compass": "compass", "proposer": "student"}
-"""Inputs of a training that may be a bundle's, and which of its models they mean; of init_from the stage says it."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 MEND = "copy the bundle again, or install tsdfm again if it came with it"
 
@@ -131,10 +129,11 @@ def find_member(path: str | Path, role: str) -> Member | None:
 def on_disk(path: Path, name: str, role: str | None = None) -> Path:
     """What input `name` of a training means on the disk, for its hash: a bundle's packed file, another path itself.
 
-    `role` is the model that is meant where that is not what `INPUTS` has for the name.
+    A name that is one of a bundle's `ROLES` means that model of it, any other the student, unless `role` says which.
     """
-    role = role or INPUTS.get(name)
-    member = find_member(path, role) if role else None
+    if name == "tokens":  # no model
+        return path
+    member = find_member(path, role or (name if name in ROLES else "student"))
     return path if member is None else member.file
 
 

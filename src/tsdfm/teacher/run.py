@@ -11,15 +11,15 @@ from tsdfm.engine.task import Record
 from tsdfm.errors import UserError
 from tsdfm.flow import Bound, schedule_from
 from tsdfm.nn.velocity import VelocitySpec, load_velocity
-from tsdfm.settings import to_dict
+from tsdfm.settings import path_settings, to_dict
 from tsdfm.store.bundle import on_disk
 from tsdfm.teacher.settings import TeacherSettings
 from tsdfm.teacher.task import TeacherTask
 from tsdfm.tokens.rows import TokenRows, valid_rows
 
-FREE = {"tokens", "out", "name", "eval_rows", "eval_times", "init_from", "resume", "loop", "optim"}
+FREE = {"name", "eval_rows", "eval_times", "resume", "loop", "optim"}
 FREE |= {"net", "source", "schedule"}  # the network has them
-"""Settings that a resumed run may change, or that its network tells of."""
+"""Settings that a resumed run may change, or that its network tells of; paths are free too."""
 
 
 class ManyStep(Protocol):
@@ -28,7 +28,7 @@ class ManyStep(Protocol):
     name: ClassVar[str]
     label: ClassVar[str]
 
-    def words(self) -> dict[str, Any]: ...
+    def words(self, settings: Any = None) -> dict[str, Any]: ...
 
     def then(self, settings: Any) -> tuple[str | Path, ...]: ...
 
@@ -64,7 +64,7 @@ def spec_for(settings: TeacherSettings, rows: TokenRows, method: ManyStep) -> Ve
         length=rows.length,
         anchor=rows.anchor,
         tokenizer=rows.fingerprint,
-        **method.words(),
+        **method.words(settings),
     )
 
 
@@ -72,7 +72,7 @@ def record_for(settings: TeacherSettings, spec: VelocitySpec, method: ManyStep) 
     """What the run's manifests say, and what a resumed run must share with its checkpoint."""
     origin = on_disk(settings.init_from, "init_from", settings.START) if settings.init_from is not None else None
     start = {"init_from": origin} if origin is not None else {}
-    bound = method.bound()
+    bound, free = method.bound(), FREE | path_settings(type(settings))
     return Record(
         stage=settings.name or method.label or method.name,
         settings=settings,
@@ -83,15 +83,15 @@ def record_for(settings: TeacherSettings, spec: VelocitySpec, method: ManyStep) 
         identity={
             "model": spec.identity(),
             "method": method.name,
-            **{name: value for name, value in to_dict(settings).items() if name not in FREE},
+            **{name: value for name, value in to_dict(settings).items() if name not in free},
         },
     )
 
 
 def start_from(task: TeacherTask, spec: VelocitySpec, path: Path) -> None:
-    """Begin a new run with the averaged weights of another, or of a bundle's teacher."""
+    """Begin a new run with the averaged weights of another, or of a bundle's teacher, whatever rows it learned from."""
     other = load_velocity(path, role=TeacherSettings.START)
-    spec.match(other.spec, f"the model to start from, {path},")
+    spec.match(other.spec, f"the model to start from, {path},", rows=False)
     try:
         task.model.load_state_dict(other.net.state_dict())
     except RuntimeError:

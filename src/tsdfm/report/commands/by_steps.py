@@ -8,7 +8,7 @@ from typing import Any
 
 from tsdfm.errors import UserError
 from tsdfm.report.desk import Desk
-from tsdfm.report.paper import MAIN, PAPER_COLLAPSE, QUOTES, SCALE, SCALE_LARGE, SCALING, THRESHOLD
+from tsdfm.report.paper import PAPER_COLLAPSE, QUOTES
 from tsdfm.report.rows import Plain, Row
 from tsdfm.report.runs import TrainedRun
 from tsdfm.report.settings import MainSettings, ScalingSettings, ThresholdSettings
@@ -26,14 +26,15 @@ def main(settings: MainSettings) -> Path:
     desk = Desk("main", settings, judged=True, modelled=True)
     found = {run: desk.rows(run, steps_of(settings, desk, run)) for run in desk.runs.models}
     counts = {row.steps for rows in found.values() for row in rows if row.steps is not None}
-    quoted_ones = {run.source: MAIN[run.source] for run in found if run.source in MAIN}
+    quote = QUOTES["main"]
+    quoted_ones = {run.source: quote.figures[run.source] for run in found if run.source in quote.figures}
     columns = [*NAMES, *step_columns(counts | ({MANY} if quoted_ones else set()))]
-    table = Table("main", "Perplexity (entropy in bits) by method and steps", columns, quote=QUOTES["main"])
+    table = Table("main", "Perplexity (entropy in bits) by method and steps", columns, quote=quote)
     for run, rows in found.items():
         add_run(desk, table, run, rows)
     for source, methods in quoted_ones.items():
         for method, figures in methods.items():
-            table.add(source=source, method=method, origin=SCALE, **quoted(figures))
+            table.rows.append(quote.row(source=source, method=method, **quoted(figures)))
     add_target(desk, table)
     path = desk.finish(table)
     if desk.asked.world:
@@ -73,10 +74,11 @@ def scaling(settings: ScalingSettings) -> Path:
         add_run(desk, table, run, desk.rows(run, settings.steps))
     if len({row["parameters"] for row in table.rows}) < 2:
         table.notes.append("all runs have one size: give folders of runs of other sizes too")
-    for method, small in SMALL.items():
-        known = {"source": "uniform", "method": method}
-        table.add(**known, parameters=170_000_000, origin=SCALE, **quoted(MAIN["uniform"][small]))
-        table.add(**known, parameters=1_300_000_000, origin=SCALE_LARGE, **quoted(SCALING[method]))
+    small, large = QUOTES["main"], QUOTES["scaling"]
+    for method, name in SMALL.items():
+        found = quoted(small.figures["uniform"][name])
+        table.rows.append(small.row(method=method, parameters=170_000_000, **found))
+        table.rows.append(large.row(method=method, parameters=1_300_000_000, **quoted(large.figures[method])))
     add_target(desk, table)
     return desk.finish(table)
 
@@ -84,23 +86,24 @@ def scaling(settings: ScalingSettings) -> Path:
 def threshold(settings: ThresholdSettings) -> Path:
     """`tsdfm report threshold`: navigated students by τ and by what they started from; returns the path of its JSON."""
     desk = Desk("threshold", settings, judged=True)
-    navigated = [run for run in desk.runs.models if not run.blind and run.navigate.get("selector") != "random"]
+    navigated = [run for run in desk.runs.models if run.navigate and run.navigate.get("selector") != "random"]
     if not navigated:
         raise UserError(f"no student in {desk.runs.home} was trained with navigated midpoints: train one for each τ")
     columns = [SOURCE, Column("tau", "τ", format="g"), Column("init", "init", "left"), METHOD, ORIGIN]
     columns += step_columns(settings.steps) + (valid_columns(settings.steps) if desk.asked.world else [])
     title = "Effect of the time threshold τ: perplexity (entropy in bits)"
-    table = Table("threshold", title, columns, quote=QUOTES["threshold"])
-    tau_of = {run: float(run.navigate["tau"]) for run in navigated}
+    quote = QUOTES["threshold"]
+    table = Table("threshold", title, columns, quote=quote)
+    tau_of = {run: float((run.navigate or {})["tau"]) for run in navigated}
     for run in sorted(navigated, key=lambda run: (run.source != "uniform", tau_of[run], str(run.started_from()))):
         add_run(desk, table, run, desk.rows(run, settings.steps), tau=tau_of[run])
     for source in dict.fromkeys(row["source"] for row in table.rows):
-        for init, by_steps in THRESHOLD.get(source, {}).items():
+        for init, by_steps in quote.figures.get(source, {}).items():
             for tau in (0.02, 0.2, 0.4):
                 figures = {at: by_tau[tau] for at, by_tau in by_steps.items()}
                 marks = [f"at_{at}" for at, (entropy, _) in figures.items() if entropy < PAPER_COLLAPSE]
-                known = {"source": source, "tau": tau, "init": init, "method": "ts-dfm", "origin": SCALE}
-                table.add(**known, **quoted(figures), marks=marks)
+                known = {"source": source, "tau": tau, "init": init, "method": "ts-dfm", "marks": marks}
+                table.rows.append(quote.row(**known, **quoted(figures)))
     if len(set(tau_of.values())) < 2:
         table.notes.append("one τ only: train students with other --navigate.tau into the same folder to compare them")
     add_target(desk, table)
@@ -128,7 +131,7 @@ def add_run(desk: Desk, table: Table, run: TrainedRun, rows: Iterable[Row], **mo
 
 def quoted(figures: Mapping[int, tuple[float, ...]]) -> Plain:
     """The paper's figures of one method, (entropy, G², and L², L³ where it has them), as the fields of one row."""
-    out: Plain = {"paper": True}
+    out: Plain = {}
     for at, (entropy, ppl, *llama) in figures.items():
         out |= {f"at_{at}": f"{ppl} ({entropy})", f"ppl_{at}": ppl, f"entropy_bits_{at}": entropy}
         out |= dict(zip((f"llama2_{at}", f"llama3_{at}"), llama, strict=False))

@@ -8,7 +8,7 @@ from typing import Any
 
 from tsdfm.errors import UserError
 from tsdfm.report.desk import Desk
-from tsdfm.report.paper import COMPASS, QUOTES
+from tsdfm.report.paper import QUOTES
 from tsdfm.report.rows import Plain
 from tsdfm.report.settings import CompassTableSettings
 from tsdfm.report.table import Column, Table
@@ -35,7 +35,7 @@ def run(settings: CompassTableSettings) -> Path:
     columns, rows = [Column("what", "measure", "left")], dict[str, Plain]()
     for source, exam in found.items():
         columns += [Column(source, f"{source}, ours"), Column(f"{source}_paper", f"{source}, paper")]
-        for what, form, value, quoted, ends in figures(exam, COMPASS.get(source, {})):
+        for what, form, value, quoted, ends in figures(exam, QUOTES["compass"].figures.get(source, {})):
             row = rows.setdefault(what, {"what": what})
             row |= {source: shown(value, form, ends), f"{source}_paper": shown(quoted, form)}
             row |= {f"{source}_value": value, f"{source}_paper_value": quoted}

@@ -8,7 +8,6 @@ the most popular token are the paper's; distinct-2 of the completions is ours.
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 
@@ -17,15 +16,14 @@ from torch import Tensor
 
 from tsdfm.engine.precision import autocast
 from tsdfm.errors import UserError
-from tsdfm.flow import RowNoise
-from tsdfm.flow.draw import shape_logits
+from tsdfm.flow import RowNoise, reads_of, solve
 from tsdfm.flow.jump import Remembers
+from tsdfm.metrics.diversity import position_difference, self_bleu, token_agreement
+from tsdfm.metrics.intervals import mean_interval
+from tsdfm.metrics.ngrams import NgramPool, entropy_bits
 from tsdfm.report.cells import written
 from tsdfm.report.desk import Desk
-from tsdfm.report.metrics.diversity import position_difference, self_bleu, token_agreement
-from tsdfm.report.metrics.intervals import mean_interval
-from tsdfm.report.metrics.ngrams import NgramPool, entropy_bits
-from tsdfm.report.paper import DIVERSITY, QUOTES, SCALE_UNJUDGED
+from tsdfm.report.paper import QUOTES
 from tsdfm.report.rows import COLLAPSE, Plain
 from tsdfm.report.settings import DiversitySettings, MeasureSettings
 from tsdfm.report.table import ENTROPY, METHOD, ORIGIN, SOURCE, STEPS, Column, Table
@@ -54,11 +52,11 @@ def run(settings: DiversitySettings) -> Path:
             marks = ["entropy_bits", "self_bleu"] if low else []
             table.add(**desk.about(model), steps=steps, t_mid=t_mid, **found, collapsed=low, marks=marks)
             desk.say(f"{model.name}: {steps} steps, t = {t_mid:g}, self-BLEU {found['self_bleu']:.3f}")
-    for steps, by_time in DIVERSITY.items():
-        for t_mid, (bleu, distance, agree) in by_time.items() if steps in settings.steps else ():
-            known = {"source": "uniform", "method": "ts-dfm", "origin": SCALE_UNJUDGED, "paper": True, "steps": steps}
-            quoted = {"self_bleu": bleu, "edit_distance": distance, "agreement": agree, "positions": 1024 * distance}
-            table.add(**known, t_mid=t_mid, **quoted)
+    quote, names = QUOTES["diversity"], ("self_bleu", "edit_distance", "agreement")
+    for steps, by_time in quote.figures.items():
+        for t_mid, found in by_time.items() if steps in settings.steps else ():
+            known = {"steps": steps, "t_mid": t_mid, "positions": 1024 * found[1]}
+            table.rows.append(quote.row(names, found, method="ts-dfm", **known))
     count = f"{settings.midpoints} midpoints, {settings.completions} completions each"
     table.notes.append(f"{count} (the paper: 48 and 10); edit distance is the share of positions at which two differ")
     table.about = {"samples": settings.midpoints * settings.completions}
@@ -105,20 +103,28 @@ def walk(
     made: TextModel, x: Tensor, start: float, end: float, steps: int, noise: RowNoise, asked: MeasureSettings
 ) -> Tensor:
     """States x [B, L] taken from `start` to `end` in equal steps, which the sampler does not do; the anchor stays."""
-    anchor, jump = x[:, : made.velocity.spec.anchor].clone(), made.jump(asked.jump)
+    jump = made.jump(asked.jump)
     if jump.final_pass or isinstance(jump, Remembers):
         raise UserError(
             f"a text cannot be taken up in its middle by jump {asked.jump}: use one that decides step by step"
         )
+    if not steps:
+        return x
     points = [*(start + (end - start) * k / steps for k in range(steps)), end]
+    held = torch.arange(x.shape[1], device=x.device) < made.velocity.spec.anchor
     with autocast(made.bf16, made.velocity.device):
-        for here, there in pairwise(points):
-            t = torch.full((len(x),), here, dtype=torch.float64, device=x.device)
-            h = torch.full_like(t, there - here)
-            logits = shape_logits(made.velocity(x, t.float(), h.float()), asked.temperature, asked.top_p)
-            x = jump(x, logits, t, h, noise)
-            x[:, : anchor.shape[1]] = anchor
-    return x
+        return solve(
+            made.velocity.reading(reads_of(jump)),
+            x,
+            points,
+            jump,
+            noise,
+            given=held,
+            given_tokens=x,
+            temperature=asked.temperature,
+            top_p=asked.top_p,
+            part=True,
+        ).tokens
 
 
 def diversity(groups: Tensor, end: int) -> Plain:

@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from tsdfm.report.desk import Desk
-from tsdfm.report.paper import CANDIDATES, POLICY, QUOTES, REFINEMENT, SCALE, SCALE_UNJUDGED, Figures
+from tsdfm.report.paper import QUOTES, Figures
 from tsdfm.report.rows import Plain
 from tsdfm.report.runs import TrainedRun
 from tsdfm.report.settings import CandidatesSettings, PolicySettings, RefinementSettings
-from tsdfm.report.sweeps import Line, see, swept
-from tsdfm.report.table import ENTROPY, METHOD, ORIGIN, PPL, SOURCE, STEPS, VALID, Column, Table
+from tsdfm.report.sweeps import Line, cell_row, swept
+from tsdfm.report.table import ENTROPY, METHOD, ORIGIN, PPL, SOURCE, STEPS, VALID, Column, Table, judge_columns
 from tsdfm.samples.guide import Guide
 
 NONE = "no guidance"
@@ -33,9 +33,6 @@ REFINED = [
     Column("spread", "energy spread", format=".3f"),
 ]
 QUOTED = ("accept", "replaced", "replaced_share", "delta_e_accepted", "delta_e_rejected")
-KEPT = ("ppl", "ppl_interval", "ppl_geometric", "ppl_geometric_interval", "ppl_corpus", "ppl_own", "ppl_own_interval")
-"""What is kept of each judge's figures."""
-DRAWS = 400
 
 
 def candidates(settings: CandidatesSettings) -> Path:
@@ -50,7 +47,7 @@ def candidates(settings: CandidatesSettings) -> Path:
             navigate = replace(settings.navigate, k=max(k, 1))
             guide = desk.guide(run, settings.policy if k else "blind", navigate, settings.compass)
             table.add(**guided_row(desk, run, settings.steps, guide, blind), k=k or NONE)
-    for k, (figures, seconds) in CANDIDATES.items():
+    for k, (figures, seconds) in QUOTES["candidates"].figures.items():
         table.add(**quoted_row(figures, k=k or NONE), seconds=seconds)
     table.notes.append("seconds: generation of all texts of the row; the paper's are for 504 texts of 1 024 tokens")
     desk.add_target(table)
@@ -68,8 +65,9 @@ def policy(settings: PolicySettings) -> Path:
             blind = blind_line(desk, run, steps, settings.temperatures)
             for name, guide in guides.items():
                 table.add(**guided_row(desk, run, steps, guide, blind), policy=name)
-    for steps in (at for at in POLICY if at in settings.steps):
-        table.rows += [quoted_row(figures, steps=steps, policy=name) for name, figures in POLICY[steps].items()]
+    for steps, policies in QUOTES["policy"].figures.items():
+        if steps in settings.steps:
+            table.rows += [quoted_row(figures, steps=steps, policy=name) for name, figures in policies.items()]
     desk.add_target(table)
     return desk.finish(table)
 
@@ -92,12 +90,13 @@ def refinement(settings: RefinementSettings) -> Path:
             cell = desk.cell(run, steps, guide=guide)
             add(run, "generation", cell.navigation, cell.length, steps=steps)
     for run in desk.runs.models:
-        lines = [line for line in run.log() if line["kind"] == "train" and any(n.startswith(PREFIX) for n in line)]
+        lines = [line for line in run.lines if line["kind"] == "train" and any(n.startswith(PREFIX) for n in line)]
         if lines:
             add(run, "training", lines[-1], run.manifest["model"]["length"])
-    for steps, figures in REFINEMENT.items():
-        known = {"source": "uniform", "when": "generation", "method": f"fs-dfm ({SCALE_UNJUDGED})", "steps": steps}
-        table.add(**known, paper=True, **dict(zip(QUOTED, figures, strict=True)))
+    quote = QUOTES["refinement"]
+    for steps, figures in quote.figures.items():
+        known = {"when": "generation", "method": f"fs-dfm ({quote.scale})", "steps": steps}
+        table.rows.append(quote.row(QUOTED, figures, **known))
     table.notes.append(
         "tokens are means of a navigated step, over all positions of a text; training: the last line logged"
     )
@@ -108,10 +107,9 @@ def guided_table(
     desk: Desk, title: str, key: Sequence[Column], temperatures: Sequence[float], last: Sequence[Column] = ()
 ) -> Table:
     """A table of guided generations; `key` are the columns that tell them apart, and each judge has one of its own."""
-    others = [Column(f"ppl {name}", f"ppl, {name}", format=".2f") for name in desk.judge_names()[1:]]
     blind = [Column("at_own", "ppl / blind at that entropy")] if temperatures else []
     counts = [Column("nfe", "NFE"), Column("compass_calls", "compass calls", format=".1f")]
-    rest = [*blind, *others, *([VALID] if desk.asked.world else []), *counts, *last]
+    rest = [*blind, *judge_columns(desk.judge_names()[1:]), *([VALID] if desk.asked.world else []), *counts, *last]
     table = Table(desk.name, title, [SOURCE, METHOD, *key, ORIGIN, ENTROPY, PPL, *rest], quote=QUOTES[desk.name])
     if temperatures:
         shown = ", ".join(f"{t:g}" for t in temperatures)
@@ -126,27 +124,10 @@ def blind_line(desk: Desk, run: TrainedRun, steps: int, temperatures: Sequence[f
 
 
 def guided_row(desk: Desk, run: TrainedRun, steps: int, guide: Guide | None, blind: Line | None = None) -> Plain:
-    """A row of the run's texts, with the seconds they took.
-
-    With the sweep of a `blind` line, also the ratio to it at the same entropy, under every judge.
-    """
-    cell = desk.cell(run, steps, guide=guide)
-    row = desk.row(run, cell, guide=guide)
-    out = row.plain()
-    judges = {name: {k: v for k, v in found.items() if k in KEPT} for name, found in out["judges"].items()}
-    if blind is not None and guide is not None:
-        mine = Line("", "", run, steps, [see(desk, cell, row, temperature=1.0)])
-        for name, found in judges.items():
-            found |= mine.matched(blind, name, draws=DRAWS, seed=desk.asked.seed)
-        out |= {k: v for k, v in next(iter(judges.values())).items() if k not in KEPT}
-    out |= {f"ppl {name}": found["ppl"] for name, found in list(judges.items())[1:]}
-    del out["texts"]
-    seconds = len(cell.texts) * cell.length / out["tokens_per_s"]
-    marks = ["entropy_bits", "ppl"] if row.collapsed else []
-    return {**out, "judges": judges, "marks": marks, "seconds": seconds, **desk.about(run)}
+    """A row of the run's texts, with the seconds they took and the ratio to the `blind` sweep at the same entropy."""
+    return cell_row(desk, run, desk.cell(run, steps, guide=guide), guide=guide, control=blind if guide else None)
 
 
 def quoted_row(figures: Figures, **key: object) -> Plain:
     """A row of the paper: its FS-DFM student, uniform source."""
-    found = dict(zip(("entropy_bits", "ppl", "llama2", "llama3"), figures, strict=True))
-    return {"source": "uniform", "method": "fs-dfm", "origin": SCALE, **key, "paper": True, **found}
+    return QUOTES["policy"].row(("entropy_bits", "ppl", "llama2", "llama3"), figures, method="fs-dfm", **key)

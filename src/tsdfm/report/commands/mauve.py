@@ -15,9 +15,9 @@ from torch import Tensor
 
 from tsdfm.errors import UserError
 from tsdfm.judges.causal import CausalJudge
-from tsdfm.report.bench import read_rows, spread
+from tsdfm.metrics.mauve import FEWEST, cluster_count, mauve_interval
+from tsdfm.report.bench import held_out
 from tsdfm.report.desk import Desk
-from tsdfm.report.metrics.mauve import FEWEST, cluster_count, mauve_interval
 from tsdfm.report.rows import REAL, Plain
 from tsdfm.report.settings import MauveSettings
 from tsdfm.report.table import METHOD, ORIGIN, SOURCE, STEPS, Column, Table
@@ -32,6 +32,10 @@ def run(settings: MauveSettings) -> Path:
         raise UserError("MAUVE needs the features of a network: give --judges (see docs/judges.md)")
     rows = TokenRows(desk.runs.tokens_or_refuse(), "valid")
     first, second = held_out(rows, desk.asked.samples)
+    if len(first) < FEWEST:
+        raise UserError(
+            f"MAUVE of {len(first)} texts says nothing: it needs {FEWEST} --samples and twice as many held-out rows"
+        )
     count, names = len(first), [judge.fingerprint for judge in judges]
     wanted = {judge.fingerprint: judge.features(first) for judge in judges}
     columns = [Column("mauve_text", f"MAUVE, {names[0]}"), *(Column(f"mauve {n}", f"MAUVE, {n}") for n in names[1:])]
@@ -53,17 +57,6 @@ def run(settings: MauveSettings) -> Path:
     ]
     table.about = {"samples": count, "clusters": clusters, "judge_names": names}
     return desk.finish(table)
-
-
-def held_out(rows: TokenRows, samples: int) -> tuple[list[str], list[str]]:
-    """Two sets of held-out texts, as many in each as a method's, or half of all there are."""
-    count = min(samples, len(rows) // 2)
-    if count < FEWEST:
-        raise UserError(
-            f"MAUVE of {count} texts says nothing: it needs {FEWEST} --samples and twice as many held-out rows"
-        )
-    texts = read_rows(rows, spread(len(rows), 2 * count), {}, "cpu").texts
-    return texts[::2], texts[1::2]
 
 
 def nearness(rows: TokenRows, count: int) -> list[str]:

@@ -8,7 +8,7 @@ from statistics import median
 
 from tsdfm.errors import UserError
 from tsdfm.report.desk import Desk
-from tsdfm.report.paper import OVERHEAD, QUOTES, SCALE_UNJUDGED
+from tsdfm.report.paper import QUOTES
 from tsdfm.report.rows import Plain
 from tsdfm.report.runs import TrainedRun
 from tsdfm.report.settings import OverheadSettings
@@ -36,12 +36,12 @@ def run(settings: OverheadSettings) -> Path:
     if not students and settings.benchmarks is None:
         raise UserError(f"no student in {desk.runs.home}: train one, or give --benchmarks")
     timed = [(model, step_time(model)) for model in students]
-    base = {model.source: ms for model, (ms, _) in reversed(timed) if model.blind and ms is not None}
+    base = {model.source: ms for model, (ms, _) in reversed(timed) if model.control and ms is not None}
     for model, (ms, count) in timed:
         first = base.get(model.source)
         table.add(
             **desk.about(model),
-            tau=None if model.blind else model.settings.get("navigate", {}).get("tau"),
+            tau=(model.navigate or {}).get("tau"),
             batch=model.settings.get("loop", {}).get("batch"),
             ms=ms,
             ratio=ms / first if ms is not None and first else None,
@@ -50,8 +50,9 @@ def run(settings: OverheadSettings) -> Path:
         )
     if settings.benchmarks is not None:
         table.rows += benchmark_rows(settings.benchmarks)
-    for method, (seconds, ratio) in OVERHEAD.items():
-        table.add(source="uniform", method=method, origin=SCALE_UNJUDGED, paper=True, ms=1000 * seconds, ratio=ratio)
+    quote = QUOTES["overhead"]
+    for method, (seconds, ratio) in quote.figures.items():
+        table.rows.append(quote.row(method=method, ms=1000 * seconds, ratio=ratio))
     table.notes.append(
         "ms / step: median over the intervals of metrics.jsonl, without the first, on the run's own machine"
     )
@@ -67,7 +68,7 @@ def step_time(model: TrainedRun) -> tuple[float | None, int]:
     A line of `metrics.jsonl` has the seconds since the one before; the first interval holds warm-up, so it counts
     only where there is no other.
     """
-    lines = [line for line in model.log() if line["kind"] == "train" and line.get("seconds")]
+    lines = [line for line in model.lines if line["kind"] == "train" and line.get("seconds")]
     spans = [(steps_in(after, before), after["seconds"]) for before, after in pairwise(lines)]
     spans = [(steps, seconds) for steps, seconds in spans if steps > 0]
     if not spans and lines:

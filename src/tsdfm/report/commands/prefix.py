@@ -2,55 +2,27 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from tsdfm.engine.precision import autocast
 from tsdfm.errors import UserError
-from tsdfm.flow import Jump, RowNoise, grid, solve
+from tsdfm.metrics.intervals import mean_interval
+from tsdfm.metrics.mauve import FEWEST, mauve
 from tsdfm.report.bench import spread
-from tsdfm.report.cells import Cell, written
+from tsdfm.report.cells import Cell, Prefixes, written
 from tsdfm.report.desk import Desk
-from tsdfm.report.metrics.diversity import token_accuracy
-from tsdfm.report.metrics.intervals import mean_interval
-from tsdfm.report.metrics.mauve import FEWEST, mauve
-from tsdfm.report.paper import PREFIX, QUOTES, SCALE_PREFIX
+from tsdfm.report.paper import QUOTES
 from tsdfm.report.rows import REAL, Plain, Row
-from tsdfm.report.runs import TrainedRun
 from tsdfm.report.settings import PrefixSettings
 from tsdfm.report.table import ENTROPY, METHOD, ORIGIN, PPL, SOURCE, STEPS, VALID, Column, Table
-from tsdfm.samples.model import TextModel
 from tsdfm.store.files import file_sha256
 from tsdfm.store.manifest import NAME as MANIFEST
 from tsdfm.tokens.rows import TokenRows
 
 UNSAMPLED = ("length", "temperature", "top_p", "jump", "precision", "seed", "hardware", "compass_calls", "guide",
              "tokens_per_s", "collapsed")  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Prefixes:
-    """Held-out rows [n, L] with the length of each prefix (the anchor included) and of each text, both [n]."""
-
-    key: Plain  # what decides them
-    rows: Tensor
-    given: Tensor
-    ends: Tensor
-
-    @property
-    def held(self) -> Tensor:
-        """The positions that are given, [n, L]."""
-        return torch.arange(self.rows.shape[1]) < self.given[:, None]
-
-    def accuracy(self, cell: Cell) -> list[float]:
-        """The share of tokens that are the held-out text's: of its rest and, if there is room, its end."""
-        asked = ~self.held & (torch.arange(self.rows.shape[1]) <= self.ends[:, None])
-        return token_accuracy(torch.tensor(cell.tokens), self.rows, asked)
 
 
 def run(settings: PrefixSettings) -> Path:
@@ -66,34 +38,25 @@ def run(settings: PrefixSettings) -> Path:
     columns = [SOURCE, METHOD, ORIGIN, STEPS, PPL, ENTROPY, *last]
     title = f"Continuations of held-out prefixes ({long} given)"
     table = Table("prefix", title, columns, quote=QUOTES["prefix"])
-    shared = {"samples": len(task.rows), "prefix": task.key}
-    place = tokens.anchor, tokens.tokenizer, asked.device
-    held_out = Cell.of({"method": REAL, **shared}, task.rows, *place, given=task.given)
+    key = {"method": REAL, "samples": len(task.rows), "prefix": task.key}
+    held_out = Cell.of(key, task.rows, tokens.anchor, tokens.tokenizer, asked.device, given=task.given)
     real = desk.judged(held_out)
-
-    def continued(model: TrainedRun, key: Plain) -> Cell:
-        made, begin = desk.model(model), time.perf_counter()
-        how = made.jump(asked.jump), asked.temperature, asked.top_p
-        found = continue_rows(made, task.rows, task.held, key["steps"], asked.seed, *how)
-        spent = time.perf_counter() - begin
-        return Cell.of(key, found, made.velocity.spec.anchor, *place[1:], given=task.given, seconds=spent)
 
     for model in desk.runs.models:
         for steps in settings.steps:
-            key = {**desk.key(model, steps), **shared}
-            cell = desk.cells.get(key, partial(continued, model, key))
+            cell = desk.cell(model, steps, prefixes=task)
             row = desk.judged(cell).against(real)
-            marks = ["entropy_bits", "ppl"] if row.collapsed else []
             found = fields_of(row, cell, task)
-            known = {**desk.about(model), "marks": marks, "mauve": mauve_of(desk, cell, held_out)}
+            known = {**desk.about(model), "marks": row.marks, "mauve": mauve_of(desk, cell, held_out)}
             table.add(**{**found, **known}, collapsed=row.collapsed)
             desk.say(f"{model.name}: {steps} steps, accuracy {found['accuracy']:.3f}")
     table.add(**{**fields_of(real, held_out, task), "source": "", "method": REAL, "origin": ""}, collapsed=False)
-    for method, by_steps in PREFIX.items():
-        known = {"source": "" if "B)" in method else "uniform", "method": method, "origin": SCALE_PREFIX}
-        for at in (at for at in by_steps if at in settings.steps):
-            quoted = dict(zip(("ppl", "entropy_bits", "mauve"), by_steps[at], strict=True))
-            table.add(**known, paper=True, steps=at, **quoted)
+    quote = QUOTES["prefix"]
+    for method, by_steps in quote.figures.items():
+        for at, found in by_steps.items():
+            if at in settings.steps:
+                known = {"source": quote.sources.get(method, ""), "method": method, "steps": at}
+                table.rows.append(quote.row(("ppl", "entropy_bits", "mauve"), found, **known))
     table.notes.append(
         "perplexity and entropy are of the continuation alone; accuracy: tokens equal to the held-out text's"
     )
@@ -122,22 +85,6 @@ def prefixes_of(tokens: TokenRows, settings: PrefixSettings, samples: int) -> Pr
     sha256 = file_sha256(tokens.folder / MANIFEST)[:16]
     key = {"tokens": sha256, "rows": "spread", "share": settings.share, "prefix_tokens": settings.prefix_tokens}
     return Prefixes(key, torch.stack(rows), torch.tensor(given), torch.tensor(ends))
-
-
-@torch.no_grad()
-def continue_rows(
-    made: TextModel, rows: Tensor, held: Tensor, steps: int, seed: int, jump: Jump, temperature: float, top_p: float
-) -> Tensor:
-    """Rows [n, L] written anew except where `held` [n, L], a batch at a time; row i depends on the seed and i alone."""
-    device, out = made.velocity.device, list[Tensor]()
-    for numbers in torch.split(torch.arange(len(rows)), made.batch_size()):
-        noise, part = RowNoise(seed, numbers.to(device)), rows[numbers].to(device)
-        x_0 = made.velocity.source.draw(part.shape, noise, device)
-        how: Plain = {"given": held[numbers].to(device), "given_tokens": part}
-        how |= {"temperature": temperature, "top_p": top_p}
-        with autocast(made.bf16, device):
-            out.append(solve(made.velocity, x_0, grid(steps), jump, noise, **how).tokens.cpu())
-    return torch.cat(out)
 
 
 def fields_of(row: Row, cell: Cell, task: Prefixes) -> Plain:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from tsdfm import __version__, terminal
 from tsdfm.report.page import charts
-from tsdfm.report.page.gather import Gathered, gather, portable, way_label
+from tsdfm.report.page.gather import Gathered, gather, group_of, portable, way_label
 from tsdfm.report.page.markup import document, number, percent
 from tsdfm.report.page.ways import finished, player_data, players
 from tsdfm.report.rows import REAL, Plain, Row, finite
@@ -38,6 +38,7 @@ SHARED = {"judge": "judge", "texts a row": "samples", "tokens a text": "length",
           "temperature": "temperature", "top-p": "top_p", "draws": "draw", "precision": "precision",
           "hardware": "hardware"}  # fmt: skip
 """What all rows share: what the page calls it, and the field."""
+GROUPS = ("Teachers", "Compasses", "Students and others")
 STAGES = {"folder": "folder", "stage": "stage", "made": "made", "seed": "seed", "steps": "steps",
           "weights": "weights, sha256", "inputs": "made from"}  # fmt: skip
 
@@ -77,8 +78,8 @@ def page_of(found: Gathered) -> str:
     styles, groups, name = found.styles(), players(found.ways), found.folder.resolve().name
     stories = any(row.valid for row in found.made)
     first = Measure("valid", "Valid stories", percent, max) if stories else Measure("ppl", "Perplexity", number, min)
-    kinds = dict.fromkeys(("Teachers", "Compasses", "Students and others"))
-    curves = {kind: charts.training(kind, [s for s in found.stages if s.lines and s.kind == kind]) for kind in kinds}
+    kinds = {kind: [s for s in found.stages if s.lines and group_of(s) == kind] for kind in GROUPS}
+    curves = {kind: charts.training(kind, runs) for kind, runs in kinds.items()}
     steered = {stage.name: charts.navigation(stage) for stage in found.stages}
     return document(
         "report.html",
@@ -196,7 +197,7 @@ def stage_table(found: Gathered) -> Table:
         inputs = [f"{name} {made.get('sha256', '')[:8]}" for name, made in (about.get("inputs") or {}).items()]
         table.add(
             folder=stage.name,
-            stage=stage.stage,
+            stage=str(about.get("stage", stage.name)),
             made=str(about.get("created", ""))[:16].replace("T", " "),
             seed=number(about.get("seed")),
             steps=number((stage.settings.get("loop") or {}).get("steps")),

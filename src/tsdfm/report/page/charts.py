@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from tsdfm.charts import Axis, Chart, Point, Series
 from tsdfm.compass.figure import energy_chart
-from tsdfm.report.metrics.intervals import Estimate
-from tsdfm.report.page.gather import Gathered, MadeFolder
+from tsdfm.metrics.intervals import Estimate
+from tsdfm.report.page.gather import Gathered
 from tsdfm.report.rows import REAL, Row, finite
+from tsdfm.report.runs import TrainedRun
 from tsdfm.report.sweeps import ENTROPIES as ENTROPIES
 from tsdfm.report.sweeps import frontier_charts
 
@@ -18,7 +19,7 @@ Charts = dict[str, Chart]
 
 CURVES = (
     ("train", "loss", "training loss"),
-    ("eval", "elbo", "held-out bound, nats a token"),
+    ("eval", "elbo", "held-out {bound}, nats a token"),
     ("eval", "kl", "held-out KL of a large step"),
     ("eval", "strategy_acc", "held-out pairs ranked right"),
 )
@@ -94,30 +95,31 @@ def energy(found: Gathered) -> Charts:
     return {f"energy-{source}": energy_chart({**exam, "source": source}) for source, exam in known.items()}
 
 
-def training(group: str, runs: Sequence[MadeFolder]) -> Charts:
-    """The curves of some runs, a chart for each quantity."""
+def training(group: str, runs: Sequence[TrainedRun]) -> Charts:
+    """The curves of some runs, a chart for each quantity; bounds of different names do not share one."""
     out = Charts()
-    for kind, column, title in CURVES:
-        series = [
-            Series(name=run.name, style=index % 8, points=points)
-            for index, run in enumerate(runs)
-            if len(points := curve(run, kind, column)) > 1
-        ]
-        values = [p.y for one in series for p in one.points]
-        if series:
-            log = min(values) > 0 and max(values) / min(values) > 5
-            out[f"{column}-{group.split()[0].lower()}"] = Chart(
-                title=f"{title}: {group.lower()}",
-                caption=title,
-                x=Axis(label="training steps"),
-                y=Axis(label=title, scale="log" if log else "linear"),
-                series=series,
-                dots=False,
-            )
+    for kind, column, words in CURVES:
+        for number, title in enumerate(dict.fromkeys(words.format(bound=run.bound_label) for run in runs)):
+            series = [
+                Series(name=run.name, style=index % 8, points=points)
+                for index, run in enumerate(runs)
+                if words.format(bound=run.bound_label) == title and len(points := curve(run, kind, column)) > 1
+            ]
+            values = [p.y for one in series for p in one.points]
+            if series:
+                log = min(values) > 0 and max(values) / min(values) > 5
+                out[f"{column}-{group.split()[0].lower()}" + f"-{number}" * bool(number)] = Chart(
+                    title=f"{title}: {group.lower()}",
+                    caption=title,
+                    x=Axis(label="training steps"),
+                    y=Axis(label=title, scale="log" if log else "linear"),
+                    series=series,
+                    dots=False,
+                )
     return out
 
 
-def navigation(run: MadeFolder) -> Charts:
+def navigation(run: TrainedRun) -> Charts:
     """What the compass did while a student was trained."""
     out = Charts()
     for title, unit, columns, styles in NAVIGATION:
@@ -136,7 +138,7 @@ def navigation(run: MadeFolder) -> Charts:
     return out
 
 
-def curve(run: MadeFolder, kind: str, column: str) -> list[Point]:
+def curve(run: TrainedRun, kind: str, column: str) -> list[Point]:
     """One column of a run's metrics, thinned to what can be seen."""
     lines = [line for line in run.lines if line["kind"] == kind and finite(line.get(column))]
     points = [Point(x=line["step"], y=line[column]) for line in lines]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,39 +22,6 @@ GLYPHS = ("●", "■", "▼", "◆", "▲", "✚", "✕", "★")
 
 
 @dataclass(frozen=True)
-class MadeFolder:
-    """A folder that some stage made: its name, its manifest, and the lines of its metrics."""
-
-    name: str
-    manifest: Plain
-    lines: list[Plain] = field(default_factory=list)
-
-    @property
-    def stage(self) -> str:
-        return str(self.manifest.get("stage", self.name))
-
-    @property
-    def settings(self) -> Plain:
-        found = self.manifest.get("settings")
-        return found if isinstance(found, dict) else {}
-
-    @property
-    def kind(self) -> str:
-        """What its losses mean: those of a many-step model, a compass or a student."""
-        if self.stage == "compass" or "compass" in self.manifest:
-            return "Compasses"
-        return "Teachers" if TrainedRun(Path(self.name), self.manifest).many_step else "Students and others"
-
-    @property
-    def order(self) -> tuple[int, str]:
-        """Where it stands in the pipeline; students in the order in which they were made."""
-        if self.stage in STAGES:
-            about = self.manifest.get("model") or self.manifest.get("compass") or {}
-            return STAGES.index(self.stage), f"{about.get('source') != 'uniform'}"
-        return len(STAGES) + (self.stage == "report"), str(self.manifest.get("created", ""))
-
-
-@dataclass(frozen=True)
 class Gathered:
     """All there is to show."""
 
@@ -65,7 +32,7 @@ class Gathered:
     points: list[Row]
     tables: dict[str, Table]
     commands: list[str]
-    stages: list[MadeFolder]
+    stages: list[TrainedRun]
     ways: list[Trajectory]
 
     @property
@@ -120,7 +87,7 @@ def gather(folder: str | Path) -> Gathered:
     front = portable(read_any(report / "frontier.json", {}), folder)
     front = front if isinstance(front, dict) else {}
     points = [p for p in (*(front.get("points") or ()), front.get("target")) if isinstance(p, dict) and "method" in p]
-    exams = read_any(report / "compass.json", {})
+    exams, made = read_any(report / "compass.json", {}), sorted(folder.glob(f"*/{MANIFEST}"))
     found = Gathered(
         folder=folder,
         rows=[Row.read(row) for row in read_any(report / "metrics.json", []) if isinstance(row, dict)],
@@ -129,7 +96,7 @@ def gather(folder: str | Path) -> Gathered:
         points=[Row.read(p) for p in points if finite(p.get("ppl")) and finite(p.get("entropy_bits"))],
         tables={name: Table.read(name, table) for name, table in tables.items()},
         commands=[table["command"] for table in (*tables.values(), front) if table.get("command")],
-        stages=sorted(map(made_folder, sorted(folder.glob(f"*/{MANIFEST}"))), key=lambda stage: stage.order),
+        stages=sorted((TrainedRun(p.parent, read_manifest(p.parent)) for p in made), key=place_of),
         ways=[Trajectory.load(path) for path in sorted((report / "trajectories").glob("*.json"))],
     )
     if not (found.rows or found.compass or found.tables or found.ways or any(s.lines for s in found.stages)):
@@ -137,10 +104,20 @@ def gather(folder: str | Path) -> Gathered:
     return found
 
 
-def made_folder(path: Path) -> MadeFolder:
-    """The folder of a manifest."""
-    run = TrainedRun(path.parent, read_manifest(path.parent))
-    return MadeFolder(run.path.name, run.manifest, run.log())
+def group_of(run: TrainedRun) -> str:
+    """What the losses of a stage's folder mean: those of a many-step model, a compass or a student."""
+    if run.manifest.get("stage") == "compass" or "compass" in run.manifest:
+        return "Compasses"
+    return "Teachers" if run.many_step else "Students and others"
+
+
+def place_of(run: TrainedRun) -> tuple[int, str]:
+    """Where a stage's folder stands in the pipeline; students in the order in which they were made."""
+    stage = run.manifest.get("stage", run.name)
+    if stage in STAGES:
+        about = run.manifest.get("model") or run.manifest.get("compass") or {}
+        return STAGES.index(stage), f"{about.get('source') != 'uniform'}"
+    return len(STAGES) + (stage == "report"), str(run.manifest.get("created", ""))
 
 
 def validations(folder: Path) -> dict[str, Plain]:

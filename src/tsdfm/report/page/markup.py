@@ -17,7 +17,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from tsdfm import charts
-from tsdfm.report.metrics.intervals import Estimate
+from tsdfm.metrics.intervals import Estimate
 from tsdfm.report.page.gather import GLYPHS
 from tsdfm.report.rows import REAL
 

@@ -1,0 +1,203 @@
+"""`tsdfm report frontier`: perplexity against entropy over a sweep of the temperature, and at matched entropy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from torch import Tensor
+
+from tsdfm.charts import figure
+from tsdfm.errors import UserError
+from tsdfm.report.desk import Desk
+from tsdfm.report.rows import Plain, Row
+from tsdfm.report.runs import TrainedRun
+from tsdfm.report.settings import FrontierSettings
+from tsdfm.report.sweeps import ENTROPIES, POINT, Line, frontier_charts, point_of, swept
+from tsdfm.report.table import METHOD, SOURCE, STEPS, Column, Table
+from tsdfm.report.unigram import MORE, SUFFIX, Fit, counts_of, data_counts, fit
+from tsdfm.store.files import write_text
+
+COLUMNS = [
+    SOURCE,
+    METHOD,
+    STEPS,
+    Column("ppl", "ppl, T = 1", format=".2f"),
+    Column("entropy_bits", "entropy, T = 1", format=".2f"),
+    Column("at_own", "ppl / control at that entropy"),
+    Column("over", "mean over shared entropies"),
+    Column("bigram_entropy_bits", "bigram entropy", format=".2f"),
+    Column("bigram_at_own", "ppl / control at that"),
+    Column("bigram_over", "mean over shared"),
+]
+
+
+def unigram_fit(desk: Desk, run: TrainedRun, steps: int) -> Fit:
+    """The bias that gives a run's texts the training split's token frequencies."""
+    vocab = desk.model(run).velocity.spec.vocab
+    data = data_counts(desk.runs.tokens_or_refuse(), desk.cells.folder)
+
+    def counts(bias: Tensor | None, seed: int) -> Tensor:
+        return counts_of(desk.cell(run, steps, temperature=1.0, bias=bias, seed=seed, times=MORE), vocab)
+
+    found = fit(data, counts, desk.asked.seed)
+    off = " → ".join(f"{kl:.4f}" for kl in found.kl)
+    desk.say(f"{run.name}: {steps} steps, unigram bias, KL to the data {off} bits")
+    return found
+
+
+def frontier(settings: FrontierSettings, *, beside: bool = False) -> Path:
+    """`tsdfm report frontier`: tables and figures under every judge, the first shown unless it stands `beside` others.
+
+    Returns the path of the first one's JSON.
+    """
+    made = Frontier(settings)
+    first, *others = made.desk.judge_names()
+    for number, judge in enumerate(others, 2):
+        made.save(judge, number, beside=True)
+    if made.names:
+        made.save_against(first)
+    return made.save(first, 1, beside=beside)
+
+
+class Frontier:
+    """Every run's sweep at every step count, each compared with the control and with other methods."""
+
+    def __init__(self, settings: FrontierSettings) -> None:
+        self.settings, desk = settings, Desk("frontier", settings, judged=True, modelled=True)
+        known = dict.fromkeys(run.method for run in desk.runs.models)
+        if settings.unigram and settings.unigram not in known:
+            raise UserError(f"no run is called {settings.unigram}: give --unigram one of {', '.join(known)}")
+        self.desk, self.lines, geometric = desk, list[Line](), settings.definition == "geometric"
+        self.ppl = "ppl_geometric" if geometric else "ppl"
+        for run in desk.runs.models:
+            for steps in settings.steps:
+                fits = [None, unigram_fit(desk, run, steps)] if run.method == settings.unigram else [None]
+                self.lines += [
+                    swept(desk, run, steps, settings.temperatures, geometric=geometric, fitted=one) for one in fits
+                ]
+        biased = [f"{settings.unigram} {SUFFIX}"] if settings.unigram else []
+        swept_ones = {line.method for line in self.lines} - {settings.control}
+        self.names = [name for name in dict.fromkeys((*biased, *settings.against)) if name in swept_ones]
+        self.rows = [self.row(line) for line in self.lines]
+
+    def beside(self, line: Line, fits: Callable[[Line], bool]) -> Line | None:
+        """The first line that fits, of those that were swept at the same source and step count."""
+        same = [x for x in self.lines if (x.run.source, x.steps) == (line.run.source, line.steps)]
+        return next(filter(fits, same), None)
+
+    def control(self, line: Line) -> Line | None:
+        """The control that was asked for; where there is no such run a blind student, or else a many-step model."""
+        asked = self.called(line, self.settings.control)
+        blind = self.beside(line, lambda x: x.run.control and not x.fit)
+        return asked or blind or self.beside(line, lambda x: x.run.many_step and not x.fit)
+
+    def called(self, line: Line, name: str) -> Line | None:
+        """The line of a method at the same source and step count."""
+        return self.beside(line, lambda x: x.method == name)
+
+    def row(self, line: Line) -> Plain:
+        """A method at one step count; `judges` has its figures at T = 1 and its ratios under each judge."""
+        own, control = line.own(), self.control(line)
+        row: Plain = {
+            "source": line.run.source,
+            "method": line.label,
+            "run": line.run.name,
+            "steps": line.steps,
+            "marks": ["ppl", "entropy_bits"] if own is not None and own.collapsed else [],
+            "control": control is line,
+            "control_method": control.method if control is not None and control is not line else None,
+            **({"unigram": line.fit.plain()} if line.fit else {}),
+        }
+        if own is not None:
+            plain = own.plain()
+            row |= {name: plain[name] for name in ("entropy_bits", "entropy_interval", "bigram_entropy_bits")}
+        return {**row, "judges": {judge: self.figures(line, judge) for judge in self.desk.judge_names()}}
+
+    def figures(self, line: Line, judge: str) -> Plain:
+        """What one judge says of a line: its perplexity at T = 1, and the ratios to the control and to others."""
+        own, control, out = line.own(), self.control(line), Plain()
+        how = {"draws": self.settings.draws, "seed": self.desk.asked.seed}
+        if own is not None:
+            plain = own.under(judge).plain()
+            out |= {"ppl": plain.get(self.ppl), "ppl_interval": plain.get(f"{self.ppl}_interval")}
+        if control is line:
+            out["at_own"] = "control"
+        elif control is not None:
+            out |= line.matched(control, judge, **how)
+        others = {name: other for name in self.names if (other := self.called(line, name)) is not None}
+        out["against"] = {
+            name: line.matched(other, judge, **how)
+            for name, other in others.items()
+            if other is not line and other is not control
+        }
+        return out
+
+    def save_against(self, judge: str) -> None:
+        """The table of ratios to other methods."""
+        columns = [*COLUMNS[:3], *(Column(name, f"ppl / {name}") for name in self.names)]
+        table = Table("frontier-against", "Perplexity at matched entropy, relative to other methods", columns)
+        for row in self.rows:
+            ratios = {name: one["at_own"] for name, one in row["judges"][judge]["against"].items()}
+            table.add(**{name: row[name] for name in ("source", "method", "steps")}, **ratios)
+        table.notes.append("at a method's own entropy at T = 1; outside: the other has no text of that entropy")
+        self.desk.finish(table, beside=True)
+
+    def save(self, judge: str, number: int, *, beside: bool) -> Path:
+        """The table, its JSON and its figures under one judge: `frontier`, `frontier-judge-2`, …"""
+        settings, desk = self.settings, self.desk
+        name, title = "frontier", "Perplexity at matched entropy, relative to the control"
+        if number > 1:
+            name, title = f"frontier-judge-{number}", f"{title}, under {judge}"
+        table = Table(name, title, COLUMNS, [{**row, **row["judges"][judge]} for row in self.rows], self.notes())
+        desk.add_target(table, judge if number > 1 else None)
+        target = table.about.pop("target", None)
+        if target and target["samples"] != desk.asked.samples:
+            table.notes.append(
+                f"held-out text is {target['samples']} texts only: a pool of fewer texts has less entropy"
+            )
+        table.about |= {
+            "points": [
+                {**point_of(row.under(judge)), "method": line.label, "run": line.run.name}
+                for line in self.lines
+                for row, _ in line.cells
+            ],
+            "target": {n: target.get(n) for n in (*POINT, "method")} if target else None,
+            "judge": judge,
+            "control": settings.control,
+            "definition": settings.definition,
+            "temperatures": list(settings.temperatures),
+        }
+        path = desk.finish(table, beside=beside)
+        real = Row.read(table.about["target"]) if target else None
+        shown = [Row.read(point) for point in table.about["points"]]
+        hint = "At equal entropy, lower is better. Filled marks: temperature 1."
+        for suffix, entropy in zip(("", "-bigrams"), ENTROPIES, strict=True):
+            drawn = frontier_charts(shown, real, entropy, self.ppl)
+            by_source = [[chart for source, chart in drawn if source == each] for each in dict(drawn)]
+            label = f"Perplexity against {ENTROPIES[entropy]}"
+            write_text(desk.report / f"{name}{suffix}.svg", figure(by_source, label, hint))
+        return path
+
+    def notes(self) -> list[str]:
+        """What the ratios mean, and which control was used where the chosen one is missing."""
+        temperatures, chosen = ", ".join(f"{t:g}" for t in self.settings.temperatures), self.settings.control
+        notes = [
+            f"temperatures {temperatures}; log-perplexity is linear in entropy between neighbouring points, and "
+            "unknown beyond",
+            "a ratio below 1 is better than the control; outside: the control has no text of that entropy",
+        ]
+        if self.settings.definition == "geometric":
+            notes.append(
+                "perplexity here is exp of the mean over texts of their mean NLL; the paper's is in the points"
+            )
+        used = {control.method for line in self.lines if (control := self.control(line)) is not None}
+        if used - {chosen}:
+            notes.append(f"no run is called {chosen}: the control is {', '.join(sorted(used))}")
+        return notes + [
+            f"{line.label}, {line.run.source}, {line.steps} steps: KL of its tokens to the training split's is "
+            f"{line.fit.kl[0]:.4f} bits without a bias, {min(line.fit.kl):.4f} with it "
+            f"({line.fit.floor:.4f} for as many tokens drawn from the split)"
+            for line in self.lines
+            if line.fit
+        ]

@@ -1,0 +1,145 @@
+"""`tsdfm report neighbours`: methods beside each other at a few steps, on one footing.
+
+The paper's few-step table (size, training tokens, perplexity and entropy) with the passes really made, and with three
+columns that it has not: perplexity over that of one reference curve at the same entropy, MAUVE where a judge is a
+network and bigram entropy where none is, and seconds a text. The reference curve is one run's sweep of the temperature:
+narrower text is likelier under any judge, so only figures of one entropy compare (`metrics.matched`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tsdfm.charts import figure
+from tsdfm.errors import UserError
+from tsdfm.metrics.mauve import FEWEST, mauve
+from tsdfm.report.bench import held_out
+from tsdfm.report.desk import Desk, size
+from tsdfm.report.paper import QUOTES
+from tsdfm.report.rows import Plain, Row
+from tsdfm.report.runs import RunSet, TrainedRun
+from tsdfm.report.settings import NeighboursSettings
+from tsdfm.report.sweeps import Line, cell_row, frontier_charts, point_of, swept
+from tsdfm.report.table import ENTROPY, METHOD, PPL, SOURCE, STEPS, VALID, Column, Table, judge_columns
+from tsdfm.store.files import write_text
+from tsdfm.tokens.rows import TokenRows
+
+NATS, AT_OWN = Column("entropy_nats", "entropy (nats)", format=".2f"), Column("at_own", "ppl / reference")
+MAUVE, BIGRAMS = Column("mauve", "MAUVE", format=".3f"), Column("bigram_entropy_bits", "bigram entropy", format=".2f")
+FIRST = [METHOD, SOURCE, Column("size", "parameters"), Column("tokens_seen", "tokens seen"), STEPS,
+         Column("nfe", "NFE", format=".4g")]  # fmt: skip
+LAST = [Column("seconds_a_text", "s a text", format=".3g"), Column("temperature", "T", format="g"),
+        Column("top_p", "top-p", format="g")]  # fmt: skip
+BOUNDS = [SOURCE, METHOD, Column("bound", "bound", "left"), Column("nats", "nats a token", format=".3f"),
+          Column("bits", "bits a character", format=".3f")]  # fmt: skip
+
+
+def run(settings: NeighboursSettings) -> Path:
+    """Make the table and the figure; returns the path of its JSON."""
+    desk = Desk("neighbours", settings, judged=True, modelled=True)
+    chosen, at = reference_of(desk.runs, settings.reference), settings.steps[0]
+    control, near = swept(desk, chosen, at, settings.temperatures), Nearness(desk)
+    rows, points = list[Plain](), list[Row]()
+    for model in desk.runs.models:
+        if settings.curves:
+            line = control if model is chosen else swept(desk, model, at, settings.temperatures)
+            points += [replace(row, source=None, method=named(desk.runs, model)) for row, _ in line.cells]
+        rows += [neighbour(desk, model, steps, control, near) for steps in settings.steps]
+    judged = [VALID if desk.asked.world else PPL, *judge_columns(desk.judge_names()[1:])]
+    columns = [*FIRST, *judged, ENTROPY, NATS, AT_OWN, MAUVE if near.known else BIGRAMS, *LAST]
+    table = Table("neighbours", "Methods at a few steps", columns, quote=QUOTES["neighbours"])
+    table.rows = [row for steps in settings.steps for row in rows if row["steps"] == steps]
+    table.rows += [] if desk.asked.world else quoted(settings.steps)  # which have perplexities alone
+    temperatures = ", ".join(f"{t:g}" for t in settings.temperatures)
+    table.notes += [
+        f"ppl / reference: over that of {control.label}, {chosen.source} source, {at} steps, at the same entropy, on "
+        f"its sweep at temperatures {temperatures}; below 1 is better, outside: it has no text of that entropy",
+        "NFE: network passes of a text, the mean where it is an outcome; tokens seen: of what it started from, and own",
+    ]
+    desk.add_target(table, entropy_nats=desk.real().plain()["entropy_nats"] if desk.runs.tokens else None)
+    table.about |= {"reference": control.label, "temperatures": list(settings.temperatures)}
+    bounds(desk)
+    if points:
+        table.about["points"] = [point_of(row) for row in points]
+        draw(desk, points, at)
+    return desk.finish(table)
+
+
+def neighbour(desk: Desk, model: TrainedRun, steps: int, control: Line, near: Nearness) -> Plain:
+    """One method at one step count."""
+    cell = desk.cell(model, steps)
+    row, seen = cell_row(desk, model, cell, control=control), model.tokens_seen()
+    row["at_own"] = "reference" if (model, steps) == (control.run, control.steps) else row["at_own"]
+    return row | {
+        "parameters": model.parameters(),
+        "size": size(model.parameters()),
+        "tokens": seen,
+        "tokens_seen": " + ".join("?" if each is None else size(each) for each in seen),
+        "seconds_a_text": row["seconds"] / len(cell.texts),
+        "mauve": near(cell.texts),
+    }
+
+
+def bounds(desk: Desk) -> None:
+    """The table of bounds, those of one name together: bounds of different processes do not compare."""
+    table = Table("neighbours-bounds", "Bounds of held-out text", BOUNDS)
+    known = [model for model in desk.runs.models if not model.jump and model.bound()]
+    for model in sorted(known, key=lambda model: model.bound_label):
+        table.add(**desk.about(model), bound=model.bound_label, **model.bound())
+    table.notes.append("of the last evaluation of each training; only those of one name compare")
+    if table.rows:
+        desk.finish(table, sampled=False, beside=True)
+
+
+class Nearness:
+    """MAUVE of texts against held-out ones, by the features of the first judge that is a network, if there is one."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.judge, texts = next(iter(desk.networks()), None), list[str]()
+        if self.judge is not None and desk.runs.tokens is not None:
+            texts = held_out(TokenRows(desk.runs.tokens, "valid"), desk.asked.samples)[0]
+        self.known = len(texts) >= FEWEST
+        self.wanted = self.judge.features(texts) if self.judge is not None and self.known else None
+
+    def __call__(self, texts: Sequence[str]) -> float | None:
+        if self.judge is None or self.wanted is None:
+            return None
+        return mauve(self.judge.features(list(texts[: len(self.wanted)])), self.wanted)
+
+
+def reference_of(runs: RunSet, name: str) -> TrainedRun:
+    """The run that is called so, or the first."""
+    known = {word: model for model in reversed(runs.models) for word in (model.method, model.name, runs.label(model))}
+    if name and name not in known:
+        called = dict.fromkeys(runs.label(model) for model in runs.models)
+        raise UserError(f"no run is called {name}: give --reference one of {', '.join(called)}")
+    return known[name] if name else runs.models[0]
+
+
+def named(runs: RunSet, model: TrainedRun) -> str:
+    """What the figure calls a run: with its source where another source has the same method."""
+    label = runs.label(model)
+    twice = [other for other in runs.models if runs.label(other) == label]
+    return label if len(twice) == 1 else f"{label}, {model.source}"
+
+
+def draw(desk: Desk, points: Sequence[Row], steps: int) -> None:
+    """The figure: perplexity against entropy at one step count, a curve for each method."""
+    real = desk.real() if desk.runs.tokens is not None else None
+    charts = [chart for _, chart in frontier_charts(points, real, "entropy_bits")]
+    hint = "One curve a method, by its temperature; filled marks: temperature 1. At equal entropy, lower is better."
+    write_text(desk.report / "neighbours.svg", figure([charts], f"Perplexity against entropy at {steps} steps", hint))
+
+
+def quoted(steps: Sequence[int]) -> list[Plain]:
+    """The paper's rows at these step counts."""
+    quote = QUOTES["neighbours"]
+    return [
+        quote.row(("ppl", "entropy_bits"), known[at], steps=at, source="", method=f"{method} (paper)",
+                  size=f"{known['size']:g}B", tokens_seen=known.get("tokens"))
+        for at in steps
+        for method, known in quote.figures.items()
+        if at in known
+    ]  # fmt: skip
