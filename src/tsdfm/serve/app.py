@@ -56,6 +56,10 @@ class Desk:
     scheduler: Scheduler
     cards: dict[str, Card]
 
+    def card(self, name: str) -> Card:
+        """What is said of a model; whether its texts are exact is known once it is warm."""
+        return self.cards[name].model_copy(update={"exact": self.scheduler.exact.get(name, False)})
+
     async def complete(self, request: Request, body: CompletionFields) -> Response:
         """`POST /v1/completions`."""
         if body.prompt is not None and body.infill is not None:
@@ -155,7 +159,7 @@ def cards_of(scheduler: Scheduler) -> dict[str, Card]:
             temperature=served.defaults.temperature,
             guides=["blind"] if served.compass is None else ["blind", "sequence", "token", "sequence-to-token"],
             end_of_text=served.model.tokenizer.end_of_text,
-            exact=served.steady(),
+            exact=False,
             system_fingerprint=served.fingerprint,
         )
     return made
@@ -207,13 +211,13 @@ def cards(router: APIRouter, desk: Desk) -> None:
 
     @router.get("/v1/models")
     async def models() -> Cards:
-        return Cards(data=list(desk.cards.values()))
+        return Cards(data=[desk.card(name) for name in desk.cards])
 
     @router.get("/v1/models/{model:path}")
     async def model(model: str) -> Card:
         if model not in desk.cards:
             raise HTTPException(404, f"no model is called {model!r}")
-        return desk.cards[model]
+        return desk.card(model)
 
 
 def health(app: FastAPI, scheduler: Scheduler, registry: CollectorRegistry) -> None:

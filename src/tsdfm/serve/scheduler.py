@@ -65,6 +65,7 @@ class Scheduler:
     ) -> None:
         self.limits, self.clock, self.tally = limits, clock, Tally()
         self.broken: BaseException | None = None
+        self.exact = dict[str, bool]()  # has a model the same bits alone or in a crowd?
         self.models: Mapping[str, Served] = {served.name: served for served in devices[0]}
         self.changed, self.waiting, self.closing = threading.Condition(), deque[Place](), False
         self.workers = [Worker(self, served) for served in devices]
@@ -176,6 +177,7 @@ class Worker:
                 torch.cuda.set_device(device)
             for served in self.models.values():
                 served.warm()
+                self.scheduler.exact[served.name] = served.steady()
             self.warm = True
             while (served := self.next_model()) is not None:  # type: ignore[assignment]
                 self.turn_of(served)

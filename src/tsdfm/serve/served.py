@@ -24,7 +24,7 @@ from tsdfm.samples.given import Given
 from tsdfm.samples.guide import Guide, compass_for, own_compass
 from tsdfm.samples.lengths import bounds
 from tsdfm.samples.model import TextModel, load
-from tsdfm.samples.quick import Pass
+from tsdfm.samples.quick import Pass, settled
 from tsdfm.serve.row import Row, step_together
 
 PLACES = 512  # positions that the head is asked for at a time, where batches have one shape
@@ -143,12 +143,22 @@ def load_served(
     path: Path, device: str, *, name: str, quick: str = "auto", compass: Path | None = None, shapes: Sequence[int] = ()
 ) -> Served:
     """A model for a device. Unless told otherwise, batches on a CPU have one row, on a GPU powers of two."""
-    model = replace(load(path, device), quick=quick)
+    model = ready(load(path, device), quick)
     found = compass or own_compass(path)
     energy = compass_for(found, model.velocity, f"the model {name}") if found else None
     most = 1 if model.velocity.device.type == "cpu" else model.batch_size(whole=False)
     usual = tuple(1 << k for k in range(most.bit_length()))
     return Served(name, model, defaults_of(path), energy, tuple(sorted(set(shapes))) or usual)
+
+
+def ready(model: TextModel, quick: str) -> TextModel:
+    """A model for many batch sizes; on a GPU it keeps no weights but those its products take."""
+    velocity = model.velocity
+    if model.bf16 and velocity.device.type == "cuda":
+        velocity = replace(velocity, net=settled(velocity.net))
+    made = replace(model, velocity=velocity, quick=quick)
+    made.passes.sizes = "any"
+    return made
 
 
 def names_of(paths: Sequence[Path]) -> list[str]:
