@@ -1,6 +1,6 @@
 """The scheduler: one worker a device, and between two passes of its network texts join and leave.
 
-    scheduler = Scheduler([[served]], Limits())
+    scheduler = Scheduler([[load_served(Path("tsdfm-small"), "cpu", name="tsdfm-small")]], Limits())
     job = scheduler.submit(Ask(model="tsdfm-small", prefixes=("The old man",), n=2, seed=1))
     job.done.result()                      # its texts
     scheduler.close()                      # finish what was begun, take nothing new
@@ -61,14 +61,18 @@ class Scheduler:
     """Workers with their models (`devices`: for each, what it serves), and the queue they share."""
 
     def __init__(
-        self, devices: Sequence[Sequence[Served]], limits: Limits, clock: Callable[[], float] = time.monotonic
+        self,
+        devices: Sequence[Sequence[Served]],
+        limits: Limits,
+        clock: Callable[[], float] = time.monotonic,
+        worker: type[Worker] | None = None,
     ) -> None:
         self.limits, self.clock, self.tally = limits, clock, Tally()
         self.broken: BaseException | None = None
         self.exact = dict[str, bool]()  # has a model the same bits alone or in a crowd?
         self.models: Mapping[str, Served] = {served.name: served for served in devices[0]}
         self.changed, self.waiting, self.closing = threading.Condition(), deque[Place](), False
-        self.workers = [Worker(self, served) for served in devices]
+        self.workers = [(worker or Worker)(self, served) for served in devices]
 
     @property
     def ready(self) -> bool:
@@ -201,8 +205,7 @@ class Worker:
         with scheduler.changed:
             while True:
                 self.sort_out()
-                while scheduler.waiting and len(self.live) < scheduler.limits.rows:
-                    self.live.append(scheduler.waiting.popleft())
+                self.admit()
                 if self.live:
                     names = [n for n in self.models if any(place.job.ask.model == n for place in self.live)]
                     self.turn += 1
@@ -210,6 +213,12 @@ class Worker:
                 if scheduler.closing:
                     return None
                 scheduler.changed.wait()
+
+    def admit(self) -> None:
+        """Those who wait come in while there is room."""
+        waiting = self.scheduler.waiting
+        while waiting and len(self.live) < self.scheduler.limits.rows:
+            self.live.append(waiting.popleft())
 
     def sort_out(self) -> None:
         """Rows of jobs that have ended, or whose time is over, leave."""
