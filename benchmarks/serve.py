@@ -33,9 +33,10 @@ from benchmarks.sampling import SamplingBenchmark, text_model
 from tsdfm.samples.defaults import SampleDefaults
 from tsdfm.samples.model import load
 from tsdfm.serve.app import create_app
-from tsdfm.serve.scheduler import Limits, Scheduler, Worker
+from tsdfm.serve.scheduler import Limits, Scheduler
 from tsdfm.serve.served import Served, ready
 from tsdfm.serve.settings import ServeSettings
+from tsdfm.serve.worker import Worker
 from tsdfm.settings import ModelPath, option
 from tsdfm.store.bundle import default_model
 

@@ -27,6 +27,7 @@ from tsdfm.samples.model import TextModel, load
 from tsdfm.samples.quick import Pass, settled
 from tsdfm.serve.row import Row, step_together
 
+MOST = 100  # jumps that are kept by their names
 PLACES = 512  # positions that the head is asked for at a time, where batches have one shape
 
 
@@ -39,6 +40,7 @@ class Served:
     defaults: SampleDefaults = RUNS
     compass: Energy | None = None
     shapes: tuple[int, ...] = (1,)
+    jumps: dict[str, Jump] = field(default_factory=dict, repr=False, compare=False)
     passes: dict[tuple[int, Reads], Pass] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -68,7 +70,12 @@ class Served:
 
     def jump(self, name: str, guide: str, held: Tensor | None = None) -> Jump:
         """The jump that a request means, or one line that says why there is none."""
-        plain = self.model.jump(self.defaults.jump if name == "auto" else name)
+        if name not in self.jumps:
+            made = self.model.jump(self.defaults.jump if name == "auto" else name)
+            if len(self.jumps) == MOST:
+                self.jumps.clear()
+            self.jumps[name] = made
+        plain = self.jumps[name]
         if guide == "blind":
             return plain
         if self.compass is None:
