@@ -27,6 +27,7 @@ from tsdfm.samples.model import TextModel, load
 from tsdfm.samples.quick import Pass, settled
 from tsdfm.serve.row import Row, step_together
 
+ROWS = 64  # texts in the largest batch, where nothing else was asked for: a GPU is long busy then
 MOST = 100  # jumps that are kept by their names
 PLACES = 512  # positions that the head is asked for at a time, where batches have one shape
 
@@ -147,14 +148,21 @@ class Served:
 
 
 def load_served(
-    path: Path, device: str, *, name: str, quick: str = "auto", compass: Path | None = None, shapes: Sequence[int] = ()
+    path: Path,
+    device: str,
+    *,
+    name: str,
+    quick: str = "auto",
+    compass: Path | None = None,
+    rows: int | None = None,
+    shapes: Sequence[int] = (),
 ) -> Served:
-    """A model for a device. Unless told otherwise, batches on a CPU have one row, on a GPU powers of two."""
+    """A model for a device. By default batches have one row on a CPU, and powers of two up to `rows` on a GPU."""
     model = ready(load(path, device), quick)
     found = compass or own_compass(path)
     energy = compass_for(found, model.velocity, f"the model {name}") if found else None
-    most = 1 if model.velocity.device.type == "cpu" else model.batch_size(whole=False)
-    usual = tuple(1 << k for k in range(most.bit_length()))
+    most = 1 if model.velocity.device.type == "cpu" else rows or min(ROWS, model.batch_size(whole=False))
+    usual = tuple(1 << k for k in range((most - 1).bit_length() + 1))
     return Served(name, model, defaults_of(path), energy, tuple(sorted(set(shapes))) or usual)
 
 
