@@ -117,7 +117,7 @@ class TextModel:
     passes: Quick = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "passes", Quick(self.velocity, self.quick))
+        object.__setattr__(self, "passes", Quick(self.velocity, self.quick, self.bf16))
 
     def sample(
         self,

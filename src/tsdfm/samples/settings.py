@@ -42,8 +42,9 @@ class SampleSettings:
     checkpoint: Literal["newest", "best"] = option("newest", "which checkpoint of a run")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     batch: int | None = option(None, "texts at a time; none sizes it by memory")
-    quick: Literal["auto", "compile", "off"] = option(
-        "auto", "on a GPU, record a pass and replay it: auto where it pays, compile it before (slow start), or off"
+    quick: Literal["auto", "record", "compile", "off"] = option(
+        "auto",
+        "on a GPU, replay recorded passes: auto where it pays, record at once, compile before (slow start), or off",
     )
     out: Path | None = option(None, "also write the texts to this file, a JSON object a line")
     live: bool = option(False, "replay the texts appearing step by step in the terminal")
