@@ -176,7 +176,7 @@ MALFORMED: list[tuple[Any, str | None]] = [  # what is sent, and the field that 
         "max_tokens": (0, -3, 1.5),
         "stop": ("", ["a"] * 5, [""], 3),
         "stream": ("yes", 1),
-        "jump": ("eular", 3, "x" * 101, "remdm-cap", "\udc80"),
+        "jump": ("eular", 3, "x" * 101, "remdm-conf", "\udc80"),
         "guide": ("token", "north", 1),
         "infill": ("no gap", "{99}", "{3-1}", [], 7),
         "suffix": ("end",),

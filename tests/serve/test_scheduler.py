@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from serve_parts import DEFAULTS, gate, offline, running, served, texts
+from tiny_nets import save_run, tiny_spec, tiny_velocity
 from view_parts import save_compass
 
 from tsdfm.compass.model import load_compass
@@ -19,8 +20,11 @@ from tsdfm.errors import UserError
 from tsdfm.flow import JUMPS
 from tsdfm.methods import files, method
 from tsdfm.samples.guide import Guide
+from tsdfm.samples.model import TextModel
 from tsdfm.serve.jobs import Ask, Busy, Closing, Job, Late, Seen
 from tsdfm.serve.row import groups
+from tsdfm.serve.served import Served, load_served, names_of, ready
+from tsdfm.tokens.tokenizer import ByteTokenizer
 
 CROWD = [
     Ask(model="tiny", seed=1, n=3),
@@ -66,6 +70,24 @@ def test_in_one_shape_bits_do_not_depend_on_the_crowd() -> None:
     with running(model, rows=64) as scheduler:
         crowd = texts(scheduler, CROWD)
         assert [texts(scheduler, [ask])[0] for ask in CROWD] == crowd
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the shapes of a GPU")
+@pytest.mark.parametrize("shapes", [(1,), (4,), (1, 2, 4)])
+def test_on_a_gpu(shapes: tuple[int, ...]) -> None:
+    """bf16, recorded: where the server says `exact`, a crowd gets the very texts of those who ask alone."""
+    velocity = tiny_velocity(tiny_spec(source="uniform", step_size=True), torch.float32)
+    velocity.net.to("cuda").requires_grad_(False)
+    model = Served(
+        "tiny", ready(TextModel(velocity, ByteTokenizer(), "teacher", True), "record"), DEFAULTS, shapes=shapes
+    )
+    with running(model, rows=64) as scheduler:
+        crowd = texts(scheduler, CROWD)
+        alone = [texts(scheduler, [ask])[0] for ask in CROWD]
+        assert [len(each) for each in crowd] == [len(each) for each in alone]
+        if scheduler.exact["tiny"]:
+            assert crowd == alone
+    assert shapes != (1,) or scheduler.exact["tiny"]
 
 
 def test_several_shapes_promise_nothing() -> None:
@@ -295,6 +317,16 @@ def test_what_cannot_be_asked(ask: dict[str, Any], said: str) -> None:
 def test_a_choice_of_lengths_cannot_be_watched() -> None:
     with running(served()) as scheduler, pytest.raises(UserError, match="give one length"):
         scheduler.submit(Ask(model="tiny", infills=("a {1-2} b",)), lambda _: None)
+
+
+def test_names_and_shapes_of_models(tmp_path: Path) -> None:
+    save_run(tmp_path / "tiny", tiny_spec())
+    assert names_of([tmp_path / "tiny", Path("tsdfm-small/teacher")]) == ["tiny", "tsdfm-small/teacher"]
+    assert load_served(tmp_path / "tiny", "cpu", name="a").shapes == (1,)
+    assert load_served(tmp_path / "tiny", "cpu", name="a", shapes=(8, 2, 8)).shapes == (2, 8)
+    one, other = load_served(tmp_path / "tiny", "cpu", name="a"), load_served(tmp_path / "tiny", "cpu", name="b")
+    assert one.fingerprint == other.fingerprint
+    assert one.fingerprint != load_served(tmp_path / "tiny", "cpu", name="a", shapes=(4,)).fingerprint
 
 
 def test_groups_are_filled_up_to_the_smallest_shape() -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import shlex
+import shutil
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -80,6 +85,22 @@ def test_after_kill_9_the_same_command_serves_the_same_texts(home: Path) -> None
         after = ask(again, seed=7).json()
     assert again == address
     assert (after["choices"], after["system_fingerprint"]) == (before["choices"], before["system_fingerprint"])
+
+
+def test_the_shipped_model_answers_the_command_of_the_page() -> None:
+    """docs/serving.md as it is written, but for the port."""
+    text = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^(curl .*?})'$", text, re.MULTILINE | re.DOTALL)
+    words = shlex.split(f"{command}'".replace("\\\n", " "))
+    with serving("--port", "0") as (_, address):
+        asked = [word.replace("http://127.0.0.1:8000", address) for word in words]
+        if shutil.which("curl"):
+            said = subprocess.run([*asked, "--silent"], capture_output=True, text=True, check=True).stdout
+        else:
+            body = json.loads(words[words.index("-d") + 1])
+            said = HTTP.post(f"{address}/v1/completions", json=body).text
+    wanted = load("tsdfm-small").sample(n=1, steps=8, temperature=1.3, seed=1, prefix="The old man", batch=1)
+    assert "The old man" + json.loads(said)["choices"][0]["text"] == wanted.texts[0]
 
 
 def test_the_key_may_come_from_the_environment(home: Path) -> None:

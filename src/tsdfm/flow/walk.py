@@ -40,6 +40,23 @@ class PartialModel(Protocol):
         ...
 
 
+@runtime_checkable
+class StepModel(Protocol):
+    """A model that can make whole steps of some walks by itself: faster, and by the same numbers."""
+
+    def __call__(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
+        """All logits [B, L, V]."""
+        ...
+
+    def takes(self, walk: Walk, x: Tensor) -> bool:
+        """Does it make steps of this walk?"""
+        ...
+
+    def step(self, walk: Walk, x: Tensor, t: Tensor, h: Tensor) -> Tensor:
+        """The state [B, L] after the step."""
+        ...
+
+
 @dataclass(frozen=True)
 class Limits:
     """Which tokens may stand where: position (b, l) takes tokens of `allowed[sets[b, l]]` alone.
@@ -133,6 +150,8 @@ class Walk:
 
         One call of the model. The logits are there in any case with `whole`.
         """
+        if not whole and isinstance(self.model, StepModel) and self.model.takes(self, x):
+            return self.model.step(self, x, t, h), None
         jump, rows = self.jump, rows_of(x)
         told = jump.when(t, h) if isinstance(jump, Retimes) else t
         seen = (told.to(self.time_dtype), h.to(self.time_dtype), *self.latent(x))
@@ -154,6 +173,26 @@ class Walk:
         if not getattr(self.model, "latent", False):
             return ()
         return (uniform(self.noise, (len(x),), x.device).to(self.time_dtype),)
+
+    def at_once(self, model: Model, x: Tensor, t: Tensor, h: Tensor, u: Tensor, *given: Tensor) -> list[Tensor]:
+        """The step by uniforms u [B, L, 2] and all logits, as a function of tensors: [the state, whether any was bad].
+
+        No device is waited for, so it may be recorded. `given` are held, fixed, sets and the allowed tokens, those that
+        there are. The jump is one that goes row by row, and rows share their dials.
+        """
+        assert isinstance(self.jump, PositionJump)
+        left = iter(given)
+        held, fixed = (next(left), next(left)) if self.held is not None else (None, None)
+        sets, allowed = (next(left), next(left)) if self.sets is not None else (None, None)
+        shaper = Shaper(x.device, self.shaper.dials, self.shaper.bias, allowed)
+        answer = model(x, t.to(self.time_dtype), h.to(self.time_dtype))
+        logits = shaper.shape(shaper.own(answer, sets, everywhere=True), rows_of(x))
+        moved = self.jump.move(x, logits, t, h, u)
+        return [replace(self, held=held, fixed=fixed).clamp(moved), shaper.bad]
+
+    def given(self) -> list[Tensor]:
+        """What `at_once` is given."""
+        return [x for x in (self.held, self.fixed, self.sets, self.shaper.allowed) if x is not None]
 
     def finish(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The jump's last word, by a pass at t = 1, and the logits of that pass."""
@@ -227,12 +266,17 @@ class Shaper:
     def __post_init__(self) -> None:
         self.bad = torch.zeros((), dtype=torch.bool, device=self.device)
 
-    def own(self, logits: Tensor, sets: Tensor | None) -> Tensor:
-        """The model's own law, with `bias`, of the tokens that may be; `sets` […] are those of `Limits`, if any."""
+    def own(self, logits: Tensor, sets: Tensor | None, *, everywhere: bool = False) -> Tensor:
+        """The model's own law, with `bias`, of the tokens that may be; `sets` […] are those of `Limits`, if any.
+
+        `everywhere` looks at all positions, so that no device is waited for to count those with a limit.
+        """
         peak = logits.amax(-1)  # NaN if any is; all −inf is allowed, it means uniform
         self.bad |= (peak.isnan() | (peak == math.inf)).any()
         if self.bias is not None:
             logits = logits + self.bias.to(torch.promote_types(logits.dtype, torch.float32))
+        if everywhere and sets is not None and self.allowed is not None:
+            return logits.masked_fill(~(self.allowed[sets] | (sets == 0)[..., None]), -math.inf)
         if sets is not None and self.allowed is not None:
             few = sets.nonzero(as_tuple=True)
             logits = logits.index_put(few, logits[few].masked_fill(~self.allowed[sets[few]], -math.inf))

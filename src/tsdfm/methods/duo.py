@@ -1,9 +1,9 @@
 """Duo: uniform-state diffusion by its time reversal, with a Gaussian curriculum; Sahoo et al. 2025 (2506.10892).
 
 The network predicts π(y) = p(x_1 = y | the other positions) at every position (`flow.logits`, others) and is told σ =
-−log κ. It may also predict p(x_1 | x_t), from which π follows by Bayes (`predicts`): this is ours, and is learned
-sooner, since a token that is shown need not be hidden from its own prediction. With q(y) = κ1{y = x_1} + (1−κ)/K, q̂
-the same with π in place of x_1, and z = x_t, the bound of the reversed noising is
+−log κ. It may also predict p(x_1 | x_t), from which π follows by Bayes (`predicts`; this is ours): then a token that
+is shown need not be hidden from its own prediction, but how sure of it to be at each time has to be learned. With q(y)
+= κ1{y = x_1} + (1−κ)/K, q̂ the same with π in place of x_1, and z = x_t, the bound of the reversed noising is
 
     NELBO = ∫ κ̇/(κK) · E[ Σ_{y≠z} r̂_y − r_y + r_y log(r_y/r̂_y) ] dt,      r_y = q(y)/q(z),   r̂_y = q̂(y)/q̂(z)
 
@@ -68,7 +68,7 @@ class DuoSettings(TeacherSettings):
 
     source: Literal["uniform"] = option("uniform", "what x_0 is: random tokens")
     predicts: Literal["others", "posterior"] = option(
-        "others", "others: x_1 from the other positions, as published; posterior: from all of x_t, learned sooner"
+        "others", "others: x_1 from the other positions, as published; posterior (ours): from all of x_t"
     )
     curriculum: CurriculumSettings = option(CurriculumSettings(), "the Gaussian curriculum")
 

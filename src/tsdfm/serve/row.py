@@ -16,7 +16,8 @@ A jump that remembers, or that does not say that it goes row by row, takes its r
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -40,6 +41,16 @@ class Row:
     taken: int = 0
     written: bool = False
     shown: list[int] | None = None
+    flags: list[Tensor] = field(default_factory=list)
+    """Of the passes it shared: were there logits that are not numbers?"""
+    stops: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.stops = isinstance(self.walk.jump, Stops)
+
+    def bad(self) -> bool:
+        """Were any logits no numbers? The device is waited for."""
+        return bool(torch.stack([self.walk.shaper.bad, *self.flags]).any())
 
     @property
     def of(self) -> int:
@@ -71,11 +82,9 @@ class Row:
         """A step has been made: is the text written?"""
         self.passes += int(getattr(self.walk.model, "passes_a_call", 1))
         self.taken += 1
-        jump = self.walk.jump
-        stops = isinstance(jump, Stops) and bool(jump.done(self.x)[0])
-        if stops:
+        if self.stops and bool(cast(Stops, self.walk.jump).done(self.x)[0]):
             self.taken = len(self.points) - 1
-        self.written = self.taken == len(self.points) - 1 and not jump.final_pass
+        self.written = self.taken == len(self.points) - 1 and not self.walk.jump.final_pass
 
 
 def times(rows: Sequence[Row], device: torch.device) -> Tensor:
@@ -90,7 +99,7 @@ def step_together(rows: Sequence[Row], model: Model) -> None:
     x, _ = walk.step(torch.cat([row.x for row in rows]), *times(rows, rows[0].x.device))
     for row, after in zip(rows, torch.split(x, 1), strict=True):
         row.x = after
-        row.walk.shaper.bad |= walk.shaper.bad
+        row.flags.append(walk.shaper.bad)
         row.stepped()
 
 

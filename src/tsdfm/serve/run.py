@@ -69,7 +69,8 @@ def load_all(settings: ServeSettings) -> list[list[Any]]:
     places = [str(kind)] if settings.workers == 1 else [f"cuda:{n}" for n in range(settings.workers)]
     places = places if kind.type == "cuda" else ["cpu"] * settings.workers
     quick = "compile" if settings.quick == "auto" and kind.type == "cuda" else settings.quick
-    about: dict[str, Any] = {"quick": quick, "compass": settings.compass, "shapes": settings.shapes}
+    about: dict[str, Any] = {"quick": quick, "compass": settings.compass}
+    about |= {"rows": settings.rows, "shapes": settings.shapes}
     named = list(zip(names_of(paths), paths, strict=True))
     return [[load_served(path, place, name=name, **about) for name, path in named] for place in places]
 

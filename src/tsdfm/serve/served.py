@@ -24,9 +24,11 @@ from tsdfm.samples.given import Given
 from tsdfm.samples.guide import Guide, compass_for, own_compass
 from tsdfm.samples.lengths import bounds
 from tsdfm.samples.model import TextModel, load
-from tsdfm.samples.quick import Pass
+from tsdfm.samples.quick import Pass, settled
 from tsdfm.serve.row import Row, step_together
 
+ROWS = 64  # texts in the largest batch, where nothing else was asked for: a GPU is long busy then
+MOST = 100  # jumps that are kept by their names
 PLACES = 512  # positions that the head is asked for at a time, where batches have one shape
 
 
@@ -39,6 +41,7 @@ class Served:
     defaults: SampleDefaults = RUNS
     compass: Energy | None = None
     shapes: tuple[int, ...] = (1,)
+    jumps: dict[str, Jump] = field(default_factory=dict, repr=False, compare=False)
     passes: dict[tuple[int, Reads], Pass] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -68,7 +71,12 @@ class Served:
 
     def jump(self, name: str, guide: str, held: Tensor | None = None) -> Jump:
         """The jump that a request means, or one line that says why there is none."""
-        plain = self.model.jump(self.defaults.jump if name == "auto" else name)
+        if name not in self.jumps:
+            made = self.model.jump(self.defaults.jump if name == "auto" else name)
+            if len(self.jumps) == MOST:
+                self.jumps.clear()
+            self.jumps[name] = made
+        plain = self.jumps[name]
         if guide == "blind":
             return plain
         if self.compass is None:
@@ -140,15 +148,32 @@ class Served:
 
 
 def load_served(
-    path: Path, device: str, *, name: str, quick: str = "auto", compass: Path | None = None, shapes: Sequence[int] = ()
+    path: Path,
+    device: str,
+    *,
+    name: str,
+    quick: str = "auto",
+    compass: Path | None = None,
+    rows: int | None = None,
+    shapes: Sequence[int] = (),
 ) -> Served:
-    """A model for a device. Unless told otherwise, batches on a CPU have one row, on a GPU powers of two."""
-    model = replace(load(path, device), quick=quick)
+    """A model for a device. By default batches have one row on a CPU, and powers of two up to `rows` on a GPU."""
+    model = ready(load(path, device), quick)
     found = compass or own_compass(path)
     energy = compass_for(found, model.velocity, f"the model {name}") if found else None
-    most = 1 if model.velocity.device.type == "cpu" else model.batch_size(whole=False)
-    usual = tuple(1 << k for k in range(most.bit_length()))
+    most = 1 if model.velocity.device.type == "cpu" else rows or min(ROWS, model.batch_size(whole=False))
+    usual = tuple(1 << k for k in range((most - 1).bit_length() + 1))
     return Served(name, model, defaults_of(path), energy, tuple(sorted(set(shapes))) or usual)
+
+
+def ready(model: TextModel, quick: str) -> TextModel:
+    """A model for many batch sizes; on a GPU it keeps no weights but those its products take."""
+    velocity = model.velocity
+    if model.bf16 and velocity.device.type == "cuda":
+        velocity = replace(velocity, net=settled(velocity.net))
+    made = replace(model, velocity=velocity, quick=quick)
+    made.passes.sizes = "any"
+    return made
 
 
 def names_of(paths: Sequence[Path]) -> list[str]:
