@@ -75,7 +75,8 @@ class Sum(NamedTuple):
 
     def values(self) -> list[int]:
         """The value after each step; it ends early where one is no whole number above 0."""
-        found, value = [], self.start
+        found: list[int] = []
+        value = self.start
         for step in self.steps:
             made = step.apply(value)
             if made is None:
