@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import random
 import re
+from pathlib import Path
 
 import pytest
 
+from tsdfm.corpus.run import run as make_corpus
+from tsdfm.corpus.settings import CorpusSettings
+from tsdfm.corpus.store import read_documents
 from tsdfm.corpus.sums import EQUATION, LARGE, SMALL, Sums, Verdict, judge, problems, read, sums_named
 from tsdfm.errors import UserError
 
@@ -86,3 +90,12 @@ def test_values_stay_inside_the_world() -> None:
 def test_an_unknown_world_is_refused() -> None:
     with pytest.raises(UserError, match="small"):
         sums_named("smal")
+
+
+def test_a_corpus_of_sums_has_prompts_and_holds_out_whole_sums(tmp_path: Path) -> None:
+    out = make_corpus(CorpusSettings(out=tmp_path / "corpus", name="sums:small", limit=3000, valid=0.1, seed=2))
+    train, valid = (list(read_documents(out, split)) for split in ("train", "valid"))
+    assert len(train) + len(valid) == 3000
+    assert len(valid) > 150
+    assert all(judge(document.prompt, document.text) == GOOD for document in [*train[:50], *valid[:50]])
+    assert {str(read(document.prompt)) for document in train}.isdisjoint(str(read(d.prompt)) for d in valid)
