@@ -27,6 +27,7 @@ ROOMS = (
     "teacher",
     "distil",
     "methods",  # one file a method: they are made of the rooms before
+    "public",  # other people's checkpoints in and out
     "samples",
     "judges",
     "report",

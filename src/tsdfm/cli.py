@@ -154,6 +154,20 @@ VERBS = {
         positional="paths",
         epilog="tsdfm view; tsdfm view runs/demo; tsdfm view way.json --terminal; tsdfm view runs/mine/ts --steps 16",
     ),
+    "import": Verb(
+        "tsdfm.public.settings:ImportSettings",
+        "tsdfm.public.run:run",
+        "make a run of a public checkpoint: MDLM, SEDD, SDTT, Duo, DFM, FS-DFM",
+        positional="source",
+        epilog="tsdfm import kuleshov-group/mdlm-owt --out runs/mdlm-owt",
+    ),
+    "export": Verb(
+        "tsdfm.public.settings:ExportSettings",
+        "tsdfm.public.export:run",
+        "write a model as a folder for the hub",
+        positional="model",
+        epilog="tsdfm export runs/mine/mdlm --to mdlm-mine",
+    ),
     "ship": Verb(
         "tsdfm.ship.settings:ShipSettings",
         "tsdfm.ship.run:run",

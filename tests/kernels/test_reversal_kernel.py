@@ -52,18 +52,22 @@ def test_the_sum_and_its_gradient_in_float64(columns: int) -> None:
 
 @pytest.mark.parametrize("columns", [9, 4500])
 @pytest.mark.parametrize("which", ["kernel", "reference"])
-def test_float32_rows(columns: int, which: str) -> None:
+@pytest.mark.parametrize("posterior", [False, True])
+def test_float32_rows(columns: int, which: str, posterior: bool) -> None:
+    """Of logits of q, and of those of the posterior, which has log(1 + c) more at x_t."""
     logits, x_1, x_t, kappa, scale = rows_of(columns)
     odds = kappa * columns / (1 - kappa)
     value, grad = plain_reversal(logits, x_1, x_t, odds, gradient=True)
     assert grad is not None
+    if posterior:
+        logits = logits.scatter_add(-1, x_t[:, None], torch.log1p(odds)[:, None])
     known = [x.to(DEVICE) for x in (x_1, x_t, odds.float(), scale.float())]
     padded = torch.nn.functional.pad(logits, (0, 7), value=30.0).float().to(DEVICE)
     with kernels.forced("rows") if which == "kernel" else kernels.without("rows"):
         quiet = padded.clone()
-        told = reversal(quiet, *known, columns, gradient=False).cpu()
+        told = reversal(quiet, *known, columns, gradient=False, posterior=posterior).cpu()
         assert torch.equal(quiet, padded)
-        found = reversal(padded, *known, columns)
+        found = reversal(padded, *known, columns, posterior=posterior)
     for mine in (told, found.cpu()):
         torch.testing.assert_close(mine, value.float(), rtol=1e-4, atol=1e-6 * columns)  # its weight is κ̇/(κK)
     wanted = (grad * scale[:, None]).float()

@@ -19,6 +19,7 @@ from tsdfm.cli import main
 from tsdfm.engine.settings import LoopSettings, OptimSettings
 from tsdfm.errors import UserError
 from tsdfm.flow import Cosine, Polynomial, RowNoise, Schedule, Uniform, solve
+from tsdfm.flow.logits import meaning_of
 from tsdfm.kernels.fused import fused_loss
 from tsdfm.methods import jump_for
 from tsdfm.methods.duo import METHOD, CurriculumSettings, DuoLoss, DuoSettings
@@ -70,15 +71,33 @@ def test_fused_is_plain() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"  # there the kernels run for real, here by the interpreter
     head = torch.nn.Linear(6, V).to(device)
     hidden = torch.randn(4, 9, 6, generator=torch.Generator().manual_seed(1)).to(device)
-    loss = DuoLoss(Cosine(), Uniform(V))
     x_1, x_t, t = (x.to(device) for x in (X_1, X_T, TIMES))
-    whole = loss.plain(head(hidden), x_1, x_t, t)
-    objective, weight = loss.fused(x_1, x_t, t)
-    scale = (weight / X_1.numel()).expand(-1, 9).flatten()
-    for forced in (False, True):
-        with kernels.forced() if forced else kernels.without():
-            found = fused_loss(hidden.flatten(0, 1), head, objective, scale)
-        assert found.item() == pytest.approx(whole.item(), rel=1e-5)
+    for posterior in (False, True):
+        loss = DuoLoss(Cosine(), Uniform(V), posterior)
+        whole = loss.plain(head(hidden), x_1, x_t, t)
+        objective, weight = loss.fused(x_1, x_t, t)
+        scale = (weight / X_1.numel()).expand(-1, 9).flatten()
+        for forced in (False, True):
+            with kernels.forced() if forced else kernels.without():
+                found = fused_loss(hidden.flatten(0, 1), head, objective, scale)
+            assert found.item() == pytest.approx(whole.item(), rel=1e-5)
+
+
+def test_a_network_may_predict_the_posterior(tokens: Path, tmp_path: Path) -> None:
+    """The same loss of the same law, and a model of plain logits, measured by the same bound."""
+    mean = meaning_of("others", Uniform(V), Cosine())
+    assert mean is not None
+    posterior = mean(LOGITS, X_T, TIMES[:, None])
+    found = [
+        DuoLoss(Cosine(), Uniform(V), own).plain(logits, X_1, X_T, TIMES).item()
+        for own, logits in ((False, LOGITS), (True, posterior))
+    ]
+    assert found[0] == pytest.approx(found[1], rel=1e-12)
+    loop = LoopSettings(steps=4, batch=8, device="cpu")
+    settings = settings_for(tokens, tmp_path / "run", predicts="posterior", loop=loop)
+    manifest = read_manifest(METHOD.train(settings))
+    assert (manifest["model"]["logits"], manifest["bound"]) == ("plain", "Duo NELBO")
+    assert tsdfm.load(tmp_path / "run", "cpu").sample(n=1, steps=2).nfe == 2
 
 
 def test_ends_of_time_are_finite() -> None:

@@ -165,13 +165,24 @@ def test_by_the_command_line_and_what_is_refused(
     capsys.readouterr()
     assert main([*words, "--out", str(tmp_path / "no"), "--round", "1", "--start-steps", "1"]) == 2
     assert "longer than the whole way" in capsys.readouterr().err
-    dfm = method("dfm")
-    other = dfm.train(
-        dfm.settings(
-            tokens=tokens, out=tmp_path / "dfm", eval_rows=4, eval_times=1, net=NetSettings(width=16, depth=1),
-            loop=LoopSettings(steps=1, batch=4, device="cpu"),
+
+
+@pytest.mark.parametrize(("name", "given"), [("dfm", {}), ("dfm", {"source": "mask"}), ("sedd", {"source": "uniform"})])
+def test_other_starts(name: str, given: dict[str, str], tokens: Path, tmp_path: Path) -> None:
+    """A flow's uniform model is told t and predicts p(x_1 | x_t), and so does its student; others are refused."""
+    found = method(name)
+    start = found.train(
+        found.settings(
+            tokens=tokens, out=tmp_path / "start", eval_rows=4, eval_times=1, net=NetSettings(width=16, depth=1),
+            loop=LoopSettings(steps=1, batch=4, device="cpu"), **given,
         )
     )  # fmt: skip
-    with pytest.raises(UserError, match="duo-dcd cannot start from"):
-        METHOD.train(settings_for(tokens, other, tmp_path / "no"))
-    assert not (tmp_path / "no").exists()
+    settings = settings_for(tokens, start, tmp_path / "run", loop=DCDLoop(steps=2, batch=4, device="cpu"))
+    if name == "dfm" and not given:
+        model = read_manifest(METHOD.train(settings))["model"]
+        assert (model["clock"], model["logits"], model["jump"]) == ("t", "plain", "duo-ancestral")
+        assert tsdfm.load(tmp_path / "run", "cpu").sample(n=1, steps=2, jump="duo-greedy").nfe == 3
+    else:
+        with pytest.raises(UserError, match="uniform source" if name == "dfm" else "answers with scores"):
+            METHOD.train(settings)
+        assert not (tmp_path / "run").exists()

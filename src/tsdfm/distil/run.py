@@ -34,7 +34,8 @@ class Distils(Protocol):
     name: ClassVar[str]
     label: ClassVar[str]
     sources: ClassVar[tuple[str, ...]]
-    keeps: ClassVar[tuple[str, ...]]
+
+    def told(self, settings: Any, origin: VelocitySpec) -> dict[str, Any]: ...
 
     def rounds(self, settings: Any) -> int: ...
 
@@ -74,11 +75,11 @@ def start_of(settings: DistilSettings) -> FoundWeights:
 
 
 def spec_for(settings: DistilSettings, origin: VelocitySpec, method: Distils) -> VelocitySpec:
-    """The network of what the student starts from, told what the method tells it, or still told what it `keeps`."""
+    """The network of what the student starts from, told what the method tells it, or what it was told before."""
     if origin.source not in method.sources:
         only = " and ".join(method.sources)
         raise UserError(f"{method.name} is for the {only} source, and {settings.init_from} is of {origin.source}")
-    known = method.words(settings) | {name: getattr(origin, name) for name in method.keeps}
+    known = method.words(settings) | method.told(settings, origin)
     told = all(getattr(origin, name) == known[name] for name in ("time", "clock"))
     if not told or not readable_as(origin.logits, known["logits"]):
         raise UserError(

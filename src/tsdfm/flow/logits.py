@@ -20,7 +20,8 @@ A learned score may ask for π < 0: that is taken as 0. The error of a learned s
 near t = 0 the posterior of the uniform source is worth little; the jumps that read the score do without it. A learned
 score of the mask source may also have Σs ≠ r: only jumps that read the score notice.
 
-At [MASK] plain and subs are both logits of x_1: so plain answers can be read as subs, but not the other way round.
+At [MASK] plain answers are logits of x_1 as well, and so are those of the score, since softmax does not see a constant:
+they can be read as subs, but not the other way round.
 """
 
 from __future__ import annotations
@@ -98,8 +99,12 @@ def posterior_from_others(logits: Tensor, x_t: Tensor, t: Tensor, schedule: Sche
 
 
 def others_from_posterior(logits: Tensor, x_t: Tensor, t: Tensor, schedule: Schedule, source: Source) -> Tensor:
-    """Logits of π […, V] of logits of p(x_1 | x_t) […, V], with the uniform source."""
+    """Logits of π […, V] of logits of p(x_1 | x_t) […, V], with the uniform source.
+
+    At t = 1, where x_t is x_1 for sure, a posterior tells nothing of π: it is left as it is.
+    """
     wide, weight = floats(logits), own_weight(x_t, t, schedule, source)
+    weight = torch.where((t < 1.0).expand_as(x_t).unsqueeze(-1), weight, 0.0)
     return wide.scatter_add(-1, x_t.unsqueeze(-1), -weight.to(wide.dtype))
 
 
@@ -142,4 +147,4 @@ def _unscaled(schedule: Schedule, t: Tensor, source: Source) -> Tensor:
 
 def readable_as(name: str, wanted: str) -> bool:
     """Do answers that mean `name` hold all that those of meaning `wanted` do?"""
-    return name == wanted or (name, wanted) == ("plain", "subs")
+    return name == wanted or (wanted == "subs" and name in ("plain", "score", "scaled-score"))

@@ -20,8 +20,9 @@ from tsdfm.flow.logits import posterior_from_score, reshaped_score
 from tsdfm.flow.noise import JoinedNoise, Noise, RowNoise, uniform
 from tsdfm.kernels.inverse import floats
 
-Model = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(x_t [B, L] int64, t [B], h [B]) → logits [B, L, V]; with `passes_a_call` where that is more than one."""
+Model = Callable[..., Tensor]
+"""(x_t [B, L] int64, t [B], h [B]) → logits [B, L, V]; with `passes_a_call` where that is more than one. A model that
+is `latent` takes a number λ [B] of [0, 1] besides: every text draws one in every step."""
 
 ROOM = {"cpu": 1 << 22, "cuda": 1 << 27}  # logits of a partial model that exist at once
 
@@ -30,11 +31,11 @@ ROOM = {"cpu": 1 << 22, "cuda": 1 << 27}  # logits of a partial model that exist
 class PartialModel(Protocol):
     """A model that need not give the logits of all positions."""
 
-    def __call__(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
+    def __call__(self, x_t: Tensor, t: Tensor, h: Tensor, latent: Tensor | None = None) -> Tensor:
         """All logits [B, L, V]."""
         ...
 
-    def look(self, x_t: Tensor, t: Tensor, h: Tensor) -> Callable[[Tensor], Tensor]:
+    def look(self, x_t: Tensor, t: Tensor, h: Tensor, latent: Tensor | None = None) -> Callable[[Tensor], Tensor]:
         """One pass of the network: places [N] among the B·L positions, row after row → their logits [N, V]."""
         ...
 
@@ -153,7 +154,7 @@ class Walk:
             return self.model.step(self, x, t, h), None
         jump, rows = self.jump, rows_of(x)
         told = jump.when(t, h) if isinstance(jump, Retimes) else t
-        seen = (told.to(self.time_dtype), h.to(self.time_dtype))
+        seen = (told.to(self.time_dtype), h.to(self.time_dtype), *self.latent(x))
         if not whole and isinstance(self.model, PartialModel) and reads_some(jump):
             return self.some(self.model, x, t, h, seen), None
         answer = self.model(x, *seen)
@@ -187,18 +188,24 @@ class Walk:
         """What `at_once` is given."""
         return [x for x in (self.held, self.fixed, self.sets, self.shaper.allowed) if x is not None]
 
+    def latent(self, x: Tensor) -> tuple[Tensor, ...]:
+        """A number of each row's own [B], where the model is told such."""
+        if not getattr(self.model, "latent", False):
+            return ()
+        return (uniform(self.noise, (len(x),), x.device).to(self.time_dtype),)
+
     def finish(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The jump's last word, by a pass at t = 1, and the logits of that pass."""
         assert isinstance(self.jump, Finishes)
         one, none = (torch.full((len(x),), value, dtype=self.time_dtype, device=x.device) for value in (1.0, 0.0))
-        answer, rows = self.model(x, one, none), rows_of(x)
+        answer, rows = self.model(x, one, none, *self.latent(x)), rows_of(x)
         if reads_of(self.jump) == "score":
             read, logits = self.shaper.score(self.jump, answer, x, one[:, None], self.sets, rows, show=True)
         else:
             read = logits = self.shaper.shape(self.shaper.own(answer, self.sets), rows)
         return self.clamp(self.jump.finish(x, read, self.noise)), logits
 
-    def some(self, model: PartialModel, x: Tensor, t: Tensor, h: Tensor, seen: tuple[Tensor, Tensor]) -> Tensor:
+    def some(self, model: PartialModel, x: Tensor, t: Tensor, h: Tensor, seen: tuple[Tensor, ...]) -> Tensor:
         """The state after a step, by the logits of those positions alone that the jump needs.
 
         Which ones is asked before the pass is launched: the device then waits for the host only as long as a launch

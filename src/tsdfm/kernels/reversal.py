@@ -13,6 +13,9 @@ All of it follows from three numbers of a row. With D_y = log ĝ_y, S = Σ_{y≠
     z = x_1     [ (K + c)(e^L − 1) − (K − 1)L − S ] / (1 + c)
     else        (K + c)(D_z + e^{−D_z} − 1) + (1 + c)L − S
 
+Where the network predicts p(x_1 | x_t) instead, q follows from it by Bayes: its logit of z is lowered by log(1 + c)
+(`posterior`), and the gradient is the same.
+
 Nothing here is a difference of large numbers that nearly cancel, so float32 does. Shapes: logits [n, V] or, for the
 kernel (`reversal_triton`), [n, V′] with V′ ≥ V = K = `columns`; x_1, x_t, c, losses [n].
 """
@@ -40,9 +43,15 @@ def reversal_bracket(
     return torch.where(arrived, here, away), gap
 
 
-def reversal_loss(logits: Tensor, x_1: Tensor, x_t: Tensor, c: Tensor) -> Tensor:
+def without_own(logits: Tensor, x_t: Tensor, c: Tensor) -> Tensor:
+    """Logits of q […, V] of those of p(x_1 | x_t) […, V]: the column of x_t […] is lowered by log(1 + c)."""
+    return logits.scatter_add(-1, x_t[..., None], -torch.log1p(c)[..., None].to(logits.dtype))
+
+
+def reversal_loss(logits: Tensor, x_1: Tensor, x_t: Tensor, c: Tensor, *, posterior: bool = False) -> Tensor:
     """The same […] of logits […, V] in float32 or better, by autograd; x_1, x_t, c […]."""
-    log_q = floats(logits).log_softmax(-1)
+    logits = without_own(floats(logits), x_t, c) if posterior else floats(logits)
+    log_q = logits.log_softmax(-1)
     c = c.to(log_q.dtype)
     spread = torch.log1p(c[..., None] * log_q.exp())
     log_1, d_1, d_z = (
@@ -62,7 +71,9 @@ def reversal_value(logits: Tensor, x_1: Tensor, x_t: Tensor, c: Tensor) -> Tenso
     return torch.cat(found).view(x_1.shape)
 
 
-def plain_reversal(logits: Tensor, x_1: Tensor, x_t: Tensor, c: Tensor, *, gradient: bool) -> Graded:
+def plain_reversal(
+    logits: Tensor, x_1: Tensor, x_t: Tensor, c: Tensor, *, gradient: bool, posterior: bool = False
+) -> Graded:
     """The losses [n] and their gradients by logits [n, V] in float32 or better.
 
     With m_y = c q_y/ĝ_y = ∂D_y/∂log q_y and G_y = ∂loss/∂D_y, the gradient is G_v m_v − q_v Σ_y G_y m_y, where
@@ -70,6 +81,7 @@ def plain_reversal(logits: Tensor, x_1: Tensor, x_t: Tensor, c: Tensor, *, gradi
         z = x_1     G_y = [ −1 + 1{y = x_1}(K − (K + c)e^L) ] / (1 + c)
         else        G_y = −1 − c 1{y = x_1} + (K + c) m_z 1{y = z}
     """
+    logits = without_own(logits, x_t, c) if posterior else logits
     columns, c = logits.shape[-1], c.to(logits.dtype)[:, None]
     log_q, x_1, x_t = logits.log_softmax(-1), x_1[:, None], x_t[:, None]
     q = log_q.exp()
@@ -90,14 +102,23 @@ def plain_reversal(logits: Tensor, x_1: Tensor, x_t: Tensor, c: Tensor, *, gradi
 
 @torch.no_grad()
 def reversal(
-    logits: Tensor, x_1: Tensor, x_t: Tensor, c: Tensor, scale: Tensor, columns: int, *, gradient: bool = True
+    logits: Tensor,
+    x_1: Tensor,
+    x_t: Tensor,
+    c: Tensor,
+    scale: Tensor,
+    columns: int,
+    *,
+    gradient: bool = True,
+    posterior: bool = False,
 ) -> Tensor:
     """The losses [n]; `logits` [n, V′] become the gradient times `scale` [n], where asked for."""
     if kernels.on(logits, "rows"):
         from tsdfm.kernels.reversal_triton import launch_reversal
 
-        return launch_reversal(logits, x_1, x_t, c, scale, columns, gradient)
-    loss, grad = plain_reversal(floats(logits[:, :columns]), x_1, x_t, c, gradient=gradient)
+        return launch_reversal(logits, x_1, x_t, c, scale, columns, gradient, posterior)
+    own = floats(logits[:, :columns])
+    loss, grad = plain_reversal(own, x_1, x_t, c, gradient=gradient, posterior=posterior)
     if grad is not None:
         logits[:, :columns] = grad * scale[:, None].to(grad.dtype)
         logits[:, columns:] = 0
@@ -111,12 +132,14 @@ class Reversal:
     x_1: Tensor
     x_t: Tensor
     c: Tensor
+    posterior: bool = False
     has_kernel: ClassVar[bool] = True
 
     def by_kernel(self, logits: Tensor, part: slice, scale: Tensor, columns: int, gradient: bool) -> Tensor:
         """As `fused.Objective` says."""
         known = (self.x_1[part], self.x_t[part], self.c[part])
-        return reversal(logits, *known, scale, columns, gradient=gradient)
+        return reversal(logits, *known, scale, columns, gradient=gradient, posterior=self.posterior)
 
     def __call__(self, logits: Tensor, part: slice, gradient: bool) -> Graded:
-        return plain_reversal(logits, self.x_1[part], self.x_t[part], self.c[part], gradient=gradient)
+        known = (self.x_1[part], self.x_t[part], self.c[part])
+        return plain_reversal(logits, *known, gradient=gradient, posterior=self.posterior)

@@ -28,8 +28,17 @@ def _expm1(x):
 
 
 @triton.jit
+def _lowered(row, column, here, own, V, VP, POSTERIOR: tl.constexpr):
+    """Logits of V columns; of the posterior, the one at `here` less by `own`."""
+    x = _load(row, column, V, VP)
+    if POSTERIOR:
+        x -= tl.where(column == here, own, 0.0)
+    return x
+
+
+@triton.jit
 def reversal_kernel(
-    logits, stride, x_1, x_t, odds, scale, loss, V, VP, C: tl.constexpr, GRAD: tl.constexpr
+    logits, stride, x_1, x_t, odds, scale, loss, V, VP, C: tl.constexpr, GRAD: tl.constexpr, POSTERIOR: tl.constexpr
 ):  # fmt: skip
     n = tl.program_id(0).to(tl.int64)
     row = logits + n * stride
@@ -38,15 +47,19 @@ def reversal_kernel(
     one, here = tl.load(x_1 + n), tl.load(x_t + n)
     l_1, l_z = tl.load(row + one).to(tl.float32), tl.load(row + here).to(tl.float32)
     c = tl.load(odds + n).to(tl.float32)
+    own = _log1p(c)
+    if POSTERIOR:
+        l_1 -= tl.where(one == here, own, 0.0)
+        l_z -= own
     peak = tl.full([C], LOWEST, tl.float32)
     total = tl.zeros([C], tl.float32)
     for first in range(0, V, C):
-        peak, total = _more(peak, total, _load(row, first + i, V, VP))
+        peak, total = _more(peak, total, _lowered(row, first + i, here, own, V, VP, POSTERIOR))
     lse = _join(peak, total)
     spreads = tl.zeros([C], tl.float32)
     shares = tl.zeros([C], tl.float32)
     for first in range(0, V, C):
-        x = c * _exp(_load(row, first + i, V, VP) - lse)  # 0 beyond V
+        x = c * _exp(_lowered(row, first + i, here, own, V, VP, POSTERIOR) - lse)  # 0 beyond V
         spreads += _log1p(x)
         shares += x / (1.0 + x)
     q_1, x_z = _exp(l_1 - lse), c * _exp(l_z - lse)
@@ -66,7 +79,7 @@ def reversal_kernel(
         whole = from_1 + from_z - each * tl.sum(shares, axis=0)
         for first in range(0, VP, C):
             column = first + i
-            q = _exp(_load(row, column, V, VP) - lse)
+            q = _exp(_lowered(row, column, here, own, V, VP, POSTERIOR) - lse)
             grad = -each * (c * q / (1.0 + c * q)) - q * whole
             grad += tl.where(column == one, from_1, 0.0) + tl.where(column == here, from_z, 0.0)
             grad = tl.where(column < V, grad * weight, 0.0)
@@ -74,12 +87,13 @@ def reversal_kernel(
 
 
 def launch_reversal(
-    logits: Tensor, x_1: Tensor, x_t: Tensor, c: Tensor, scale: Tensor, columns: int, gradient: bool
+    logits: Tensor, x_1: Tensor, x_t: Tensor, c: Tensor, scale: Tensor, columns: int, gradient: bool, posterior: bool
 ) -> Tensor:
     loss = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     if len(logits):
         reversal_kernel[(len(logits),)](
             logits, logits.stride(0), x_1.contiguous(), x_t.contiguous(), c.contiguous(), scale.contiguous(), loss,
-            columns, logits.shape[1], C=_block(columns, REVERSAL[0]), GRAD=gradient, num_warps=REVERSAL[1],
+            columns, logits.shape[1], C=_block(columns, REVERSAL[0]), GRAD=gradient, POSTERIOR=posterior,
+            num_warps=REVERSAL[1],
         )  # fmt: skip
     return loss

@@ -143,6 +143,7 @@ def scores_kernel(
     one, here = tl.load(x_1 + n), tl.load(x_t + n)
     off, least = tl.load(shift + n).to(tl.float32), tl.load(low + n).to(tl.float32)
     most = tl.load(high + n).to(tl.float32)
+    log_least, log_most = tl.log(tl.maximum(least, 1e-37)), tl.log(tl.maximum(most, 1e-37))
     weight = tl.load(scale + n).to(tl.float32)
     found = tl.zeros([C], tl.float32)
     for first in range(0, VP, C):
@@ -150,10 +151,10 @@ def scores_kernel(
         log_s = _load(row, column, V, VP) - off
         s = _exp(log_s)
         r = tl.where(column == one, most, least)
-        d = tl.where((r > 0) & (column < V), log_s - tl.log(tl.maximum(r, 1e-37)), 0.0)
-        # e^d − 1 − d by its series near 0, where the difference would cancel
+        d = tl.where((r > 0) & (column < V), log_s - tl.where(column == one, log_most, log_least), 0.0)
+        # r(e^d − 1 − d), r·e^d = s; by its series near d = 0, where the difference would cancel
         series = d * d * (0.5 + d * (0.16666667 + d * (0.041666668 + d * 0.008333334)))
-        term = tl.where(r > 0, r * tl.where(tl.abs(d) < 0.1, series, _exp(d) - 1.0 - d), s)
+        term = tl.where((r > 0) & (tl.abs(d) < 0.1), r * series, s - r - r * d)
         counts = (column < V) & (column != here)
         found += tl.where(counts, term, 0.0)
         if GRAD:

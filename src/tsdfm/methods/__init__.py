@@ -21,7 +21,7 @@ from tsdfm.errors import UserError
 from tsdfm.settings import nearest
 
 if TYPE_CHECKING:
-    from tsdfm.distil.parts import Floor, Rollout, Teacher, Times
+    from tsdfm.distil.parts import Floor, Parts, Rollout, Teacher, Times
     from tsdfm.engine.distributed import Processes
     from tsdfm.engine.task import Task
     from tsdfm.flow import Bound, Jump
@@ -134,7 +134,11 @@ class DistilMethod(Method):
     needs: ClassVar[tuple[str, ...]] = ("init_from",)
     many_step = False
     keeps: ClassVar[tuple[str, ...]] = ()
-    """Which of `time`, `step_size`, `logits` and `jump` stay as they are in the model it starts from."""
+    """Which of `time`, `clock`, `step_size`, `logits` and `jump` stay as they are in the model it starts from."""
+
+    def told(self, settings: Any, origin: VelocitySpec) -> dict[str, Any]:
+        """Which of its words are others for a student that starts from a model of `origin`: what it `keeps`."""
+        return {name: getattr(origin, name) for name in self.keeps}
 
     def times(self, settings: Any) -> Times:
         """Which rows take a large step, and its t and h."""
@@ -154,18 +158,22 @@ class DistilMethod(Method):
 
         return FromData(spec.flow_schedule())
 
-    def task(self, settings: Any, spec: VelocitySpec, valid: TokenRows | None, world: Processes) -> Task:
-        """What the training loop is given."""
+    def parts(self, settings: Any, spec: VelocitySpec, world: Processes) -> Parts:
+        """The four parts together."""
         from tsdfm.distil.parts import Parts
-        from tsdfm.distil.task import StudentTask
 
-        parts = Parts(
+        return Parts(
             times=self.times(settings),
             teacher=self.teacher(settings, spec, world),
             rollout=self.rollout(settings, spec, world),
             floor=self.floor(settings, spec, world),
         )
-        return StudentTask(settings, spec, valid, parts, self.bound())
+
+    def task(self, settings: Any, spec: VelocitySpec, valid: TokenRows | None, world: Processes) -> Task:
+        """What the training loop is given."""
+        from tsdfm.distil.task import StudentTask
+
+        return StudentTask(settings, spec, valid, self.parts(settings, spec, world), self.bound())
 
     def rounds(self, settings: Any) -> int:
         """How many rounds of distillation a whole training is, where tables shall say so; 0 where they need not."""

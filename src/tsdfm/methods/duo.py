@@ -1,8 +1,9 @@
 """Duo: uniform-state diffusion by its time reversal, with a Gaussian curriculum; Sahoo et al. 2025 (2506.10892).
 
-The network predicts π(y) = p(x_1 = y | the other positions) at every position (`flow.logits`, others) and is told
-σ = −log κ. With q(y) = κ1{y = x_1} + (1−κ)/K, q̂ the same with π in place of x_1, and z = x_t, the bound of the reversed
-noising is
+The network predicts π(y) = p(x_1 = y | the other positions) at every position (`flow.logits`, others) and is told σ =
+−log κ. It may also predict p(x_1 | x_t), from which π follows by Bayes (`predicts`; this is ours): then a token that
+is shown need not be hidden from its own prediction, but how sure of it to be at each time has to be learned. With q(y)
+= κ1{y = x_1} + (1−κ)/K, q̂ the same with π in place of x_1, and z = x_t, the bound of the reversed noising is
 
     NELBO = ∫ κ̇/(κK) · E[ Σ_{y≠z} r̂_y − r_y + r_y log(r_y/r̂_y) ] dt,      r_y = q(y)/q(z),   r̂_y = q̂(y)/q̂(z)
 
@@ -70,6 +71,9 @@ class DuoSettings(TeacherSettings):
     """Duo pre-training: a network that predicts each token from the others, by the bound of the reversed noising."""
 
     source: Literal["uniform"] = option("uniform", "what x_0 is: random tokens")
+    predicts: Literal["others", "posterior"] = option(
+        "others", "others: x_1 from the other positions, as published; posterior (ours): from all of x_t"
+    )
     curriculum: CurriculumSettings = option(CurriculumSettings(), "the Gaussian curriculum")
 
 
@@ -102,6 +106,7 @@ class DuoLoss:
 
     schedule: Schedule
     source: Source
+    posterior: bool = False
     curriculum: Curriculum | None = None
     slope: Tensor | None = field(default=None, repr=False)  # dκ/du [B] of states with times of their own
 
@@ -121,14 +126,14 @@ class DuoLoss:
         from tsdfm.kernels.reversal import reversal_loss
 
         odds, weight = self.parts(t, x_1)
-        loss = reversal_loss(logits, x_1, x_t, odds)
+        loss = reversal_loss(logits, x_1, x_t, odds, posterior=self.posterior)
         return (weight.to(loss.dtype) * loss).mean()
 
     def fused(self, x_1: Tensor, x_t: Tensor, t: Tensor) -> tuple[Any, Tensor]:
         from tsdfm.kernels.reversal import Reversal
 
         odds, weight = self.parts(t, x_1)
-        return Reversal(x_1.flatten(), x_t.flatten(), odds.flatten()), weight
+        return Reversal(x_1.flatten(), x_t.flatten(), odds.flatten(), self.posterior), weight
 
     def states(self, x_1: Tensor, t: Tensor, noise: RowNoise, step: int) -> SoftStates | None:
         """Gaussian states at times t [B] of the curriculum's own clock, while it lasts (`teacher.task.Softens`)."""
@@ -201,8 +206,12 @@ class Duo(TextMethod):
     sources = ("uniform",)
     clock, logits, jump = "sigma", "others", "duo-ancestral"
 
+    def words(self, settings: DuoSettings | None = None) -> dict[str, Any]:
+        plain = settings is not None and settings.predicts == "posterior"
+        return {**super().words(settings), "logits": "plain" if plain else self.logits}
+
     def loss(self, settings: DuoSettings, spec: VelocitySpec) -> DuoLoss:
-        about, flow = settings.curriculum, (spec.flow_schedule(), spec.flow_source())
+        about, flow = settings.curriculum, (spec.flow_schedule(), spec.flow_source(), spec.logits == "plain")
         steps = settings.loop.steps // 2 if about.steps is None else about.steps
         if steps == 0:
             return DuoLoss(*flow)

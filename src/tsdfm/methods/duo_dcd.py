@@ -15,7 +15,8 @@ the same, and given x_t it is a step along the bridge to x_1,
 
     x_s = x_1 with probability (κ(s) − κ(t))/(1 − κ(t)), else x_t.
 
-dt is a step of `clock`: of the Gaussian noise's γ, as published, or of t itself, in which samplers step.
+dt is a step of `clock`: of the Gaussian noise's γ, as published, or of t itself, in which samplers step. The student is
+told what its start is told and predicts what it predicts: a Duo model's π, or p(x_1 | x_t) of any uniform model.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class DCDOptim(OptimSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class DCDSettings(DistilSettings):
-    """DCD: a Duo model distilled in rounds, in each of which its step doubles."""
+    """DCD: a Duo model, or another uniform one, distilled in rounds, in each of which its step doubles."""
 
     start_steps: int = option(512, "steps in which the first teacher writes: its dt is 1/start_steps")
     round: int = option(10_000, "optimiser steps of a round; then the student becomes the teacher and dt doubles")
@@ -174,9 +175,10 @@ class DCD(DistilMethod):
     """Discrete consistency distillation."""
 
     name, title = "duo-dcd", "Duo with DCD"
-    help = "few-step student of a Duo model, in rounds that double its step"
+    help = "few-step student of a Duo model, or another uniform one, in rounds that double its step"
     settings: ClassVar[type] = DCDSettings
     sources = ("uniform",)
+    keeps = ("time", "clock", "logits")
     clock, logits, jump = DUO.clock, DUO.logits, DUO.jump
 
     def rounds(self, settings: DCDSettings) -> int:
@@ -189,6 +191,8 @@ class DCD(DistilMethod):
         from tsdfm.distil.parts import Parts
         from tsdfm.distil.task import StudentTask
 
+        if spec.logits == "score":
+            raise UserError(f"{settings.init_from} answers with scores, duo-dcd needs a law of x_1: take duo or dfm")
         clock = None
         if settings.clock == "gaussian":
             clock = clock_of(spec.vocab, settings.gamma_min, settings.gamma_max, CLEAN, NOISY)

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +33,9 @@ class VelocitySpec:
 
     `time` and `step_size` say whether it sees t and h (a network that does not see t is told 0); `clock` is how it is
     told the time, as t or as σ = −log κ (`flow.schedule.sigma`); `logits` is what its answer means (`flow.logits`), and
-    with `shift` the one at i is read off the hidden state of i − 1; `method` is how it was trained, in how many
-    `rounds` of distillation where it has such, and `jump` how it writes unless told otherwise.
+    with `shift` the one at i is read off the hidden state of i − 1; with `latent` it is told a number that belongs to
+    the text; `method` is how it was trained, in how many `rounds` of distillation where it has such, and `jump` how it
+    writes unless told otherwise.
     """
 
     shape: Shape
@@ -51,6 +53,7 @@ class VelocitySpec:
     jump: str = ""
     rounds: int = 0
     shift: bool = False
+    latent: bool = False
 
     def flow_source(self) -> Source:
         """The law of x_0."""
@@ -63,7 +66,8 @@ class VelocitySpec:
     def network(self) -> DDiT:
         """A fresh network of this kind."""
         tokens = self.flow_source().tokens
-        return DDiT(self.shape, vocab=self.vocab, tokens=tokens, step_size=self.step_size, shift=self.shift)
+        told = {"step_size": self.step_size, "shift": self.shift, "latent": self.latent}
+        return DDiT(self.shape, vocab=self.vocab, tokens=tokens, **told)
 
     def plain(self) -> dict[str, Any]:
         """For a manifest."""
@@ -76,20 +80,24 @@ class VelocitySpec:
         Fields that came later are left out at their default, so that older checkpoints go on.
         """
         plain = replace(self, shape=replace(self.shape, checkpoint=False)).plain()
-        later = {"time": True, "clock": "t", "logits": "plain", "shift": False}
+        later = {"time": True, "clock": "t", "logits": "plain", "shift": False, "latent": False}
         return {
             name: value
             for name, value in plain.items()
             if name not in ("method", "jump", "rounds") and (name not in later or value != later[name])
         }
 
-    def told(self, t: Tensor, h: Tensor) -> tuple[Tensor, Tensor | None]:
-        """What the network is given of times t [B] and step sizes h [B]."""
+    def told(self, t: Tensor, h: Tensor, latent: Tensor | None = None) -> tuple[Tensor, *tuple[Tensor | None, ...]]:
+        """What the network is given of times t [B], step sizes h [B] and, where there are any, latent numbers [B].
+
+        Between them and the step size stands what a position that is a law would bring (`DDiT.embed`): nothing here.
+        """
         if not self.time:
             t = torch.zeros_like(t)
         elif self.clock == "sigma":
             t = sigma(self.flow_schedule(), t).to(t.dtype)
-        return t, h if self.step_size else None
+        known = (t, h if self.step_size else None)
+        return (*known, None, latent) if self.latent and latent is not None else known
 
     def meaning(self, reads: Reads = "posterior") -> Meaning | None:
         """How answers become logits of x_1, or the score if a jump reads that; none where they are."""
@@ -122,9 +130,9 @@ class Velocity:
     checkpoint: Path | None = None
     sha256: str = ""
 
-    def __call__(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
-        """p(x_1 | x_t[, t][, h]) as logits [B, L, |V|], whatever the network's own answer means."""
-        out: Tensor = as_model(self.net, self.spec)(x_t, t, h)
+    def __call__(self, x_t: Tensor, t: Tensor, h: Tensor, latent: Tensor | None = None) -> Tensor:
+        """p(x_1 | x_t[, t][, h][, λ]) as logits [B, L, |V|], whatever the network's own answer means."""
+        out: Tensor = as_model(self.net, self.spec)(x_t, t, h, latent)
         return out
 
     def reading(self, reads: Reads) -> Model:
@@ -134,6 +142,10 @@ class Velocity:
     def jump(self, name: str = "auto") -> Jump:
         """A jump by its name (`flow.jump_from`); `auto` is the one the model's method chose."""
         return self.spec.flow_jump(name)
+
+    def run_by(self, runner: Callable[[nn.Module], nn.Module]) -> Velocity:
+        """The same with its network called another way (`engine.runner`)."""
+        return replace(self, net=cast(DDiT, runner(self.net)))
 
     @property
     def device(self) -> torch.device:
@@ -151,12 +163,12 @@ def check_rows(spec: Any, rows: Any, owner: str, remedy: str = "use the tokens i
 
 
 def as_model(net: nn.Module, spec: VelocitySpec, reads: Reads = "posterior") -> Any:
-    """(x_t, t, h) → logits of x_1, or the score, for a network that may be wrapped (DDP, FSDP): a solver's model."""
+    """(x_t, t, h[, λ]) → logits of x_1, or the score, of a network that may be wrapped (DDP, FSDP), for a solver."""
     then = None if sharded_module(net) else quick_logits  # a copy of gathered weights would not stay true
     mean = spec.meaning(reads)
 
-    def model(x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
-        logits: Tensor = net(x_t, *spec.told(t, h), then=then)
+    def model(x_t: Tensor, t: Tensor, h: Tensor, latent: Tensor | None = None) -> Tensor:
+        logits: Tensor = net(x_t, *spec.told(t, h, latent), then=then)
         return logits if mean is None else mean(logits, x_t, t.view(-1, *[1] * (x_t.ndim - 1)))
 
     return model

@@ -31,6 +31,7 @@ from tsdfm.flow import (
 )
 from tsdfm.methods import bound_of
 from tsdfm.nn.velocity import Velocity, load_velocity, run_folder
+from tsdfm.public.model import is_public, load_public
 from tsdfm.samples.given import Asked, Given, read_asked, several
 from tsdfm.samples.guide import Guide
 from tsdfm.samples.lengths import TIMES, likeliest
@@ -362,11 +363,14 @@ class TextModel:
 def load(
     path: str | Path, device: str = "auto", *, which: str = "ema", choose: str = "newest", precision: str = "auto"
 ) -> TextModel:
-    """A model from a run folder, one of its checkpoints or a bundle, ready to sample.
+    """A model from a run folder, one of its checkpoints, a bundle or a public checkpoint, ready to sample.
 
+    A public checkpoint is a file, a folder or OWNER/NAME of the hub (`public.model.read_public`).
     `tsdfm-small` is the student that came with tsdfm, `tsdfm-small/teacher` its teacher.
     """
     place = pick_device(device)
+    if is_public(path):
+        return TextModel(*load_public(path, place), use_bf16(precision, place))
     velocity = load_velocity(Path(path), place, which=which, choose=choose)
     checkpoint, shipped = velocity.checkpoint or Path(path), find_member(Path(path), "student")
     homes = (checkpoint / "tokenizer", (shipped.bundle.folder if shipped else run_folder(checkpoint)) / "tokenizer")

@@ -84,7 +84,7 @@ class Pass:
 
     def takes(self, walk: Walk, x: Tensor) -> bool:
         """Is it a step of one text, by a jump that is tensors alone?"""
-        plain = getattr(walk.jump, "row_wise", False) and reads_of(walk.jump) == "posterior"
+        plain = getattr(walk.jump, "row_wise", False) and reads_of(walk.jump) == "posterior" and not self.latent
         return self.one is not None and len(x) == 1 and plain and walk.shaper.bias is None
 
     def step(self, walk: Walk, x: Tensor, t: Tensor, h: Tensor) -> Tensor:
@@ -92,25 +92,33 @@ class Pass:
         assert self.one is not None
         return self.one.step(walk, x, t, h)
 
-    def __call__(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
+    @property
+    def latent(self) -> bool:
+        """Is the network told a number of the text's own?"""
+        return self.velocity.spec.latent
+
+    def __call__(self, x_t: Tensor, t: Tensor, h: Tensor, latent: Tensor | None = None) -> Tensor:
         """Logits [B, L, V], or the score."""
-        logits: Tensor = self.through(x_t, t, h, quick_logits)
+        logits: Tensor = self.through(x_t, t, h, latent, quick_logits)
         mean = self.velocity.spec.meaning(self.reads)
         return logits if mean is None else mean(logits, x_t, t[:, None])
 
-    def look(self, x_t: Tensor, t: Tensor, h: Tensor) -> Callable[[Tensor], Tensor]:
+    def look(self, x_t: Tensor, t: Tensor, h: Tensor, latent: Tensor | None = None) -> Callable[[Tensor], Tensor]:
         """One pass; the answer gives the logits [N, V] of places [N] among the B·L positions."""
-        read: Callable[[Tensor], Tensor] = self.through(x_t, t, h, by_place)
+        read: Callable[[Tensor], Tensor] = self.through(x_t, t, h, latent, by_place)
         answer = read if not self.places else partial(in_parts, read, self.places)
         mean, flat = self.velocity.spec.meaning(self.reads), x_t.flatten()
         times = t.repeat_interleave(x_t.shape[1])
         return answer if mean is None else lambda places: mean(answer(places), flat[places], times[places])
 
-    def through(self, x_t: Tensor, t: Tensor, h: Tensor, then: Callable[[Tensor, nn.Linear], Any]) -> Any:
+    def through(
+        self, x_t: Tensor, t: Tensor, h: Tensor, latent: Tensor | None, then: Callable[[Tensor, nn.Linear], Any]
+    ) -> Any:
         """`then(hidden, head)` of the network, as its forward has it."""
-        net, (t, step) = self.velocity.net, self.velocity.spec.told(t, h)
-        rows = max(self.rows, len(x_t))
-        hidden = net.hidden(filled(x_t, rows), filled(t, rows), None if step is None else filled(step, rows))
+        net, rows = self.velocity.net, max(self.rows, len(x_t))
+        t, *more = self.velocity.spec.told(t, h, latent)
+        told = (None if x is None else filled(x, rows) for x in more)
+        hidden = net.hidden(filled(x_t, rows), filled(t, rows), *told)
         return then(hidden[: len(x_t)], net.head)
 
 
