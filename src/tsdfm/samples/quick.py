@@ -130,6 +130,8 @@ def by_place(hidden: Tensor, head: nn.Linear) -> Callable[[Tensor], Tensor]:
 
 def in_parts(read: Callable[[Tensor], Tensor], size: int, places: Tensor) -> Tensor:
     """`read(places)` [N, V] by calls for exactly `size` places each."""
+    if not len(places):
+        return read(places)
     return torch.cat([read(filled(part, size))[: len(part)] for part in torch.split(places, size)])
 
 
