@@ -168,6 +168,12 @@ class Walk:
         u = uniform(self.noise, (*x.shape, 2), x.device)
         return self.clamp(jump.settle(x, *jump.read(logits, own, u), t, h, u)), logits
 
+    def latent(self, x: Tensor) -> tuple[Tensor, ...]:
+        """A number of each row's own [B], where the model is told such."""
+        if not getattr(self.model, "latent", False):
+            return ()
+        return (uniform(self.noise, (len(x),), x.device).to(self.time_dtype),)
+
     def at_once(self, model: Model, x: Tensor, t: Tensor, h: Tensor, u: Tensor, *given: Tensor) -> list[Tensor]:
         """The step by uniforms u [B, L, 2] and all logits, as a function of tensors: [the state, whether any was bad].
 
@@ -187,12 +193,6 @@ class Walk:
     def given(self) -> list[Tensor]:
         """What `at_once` is given."""
         return [x for x in (self.held, self.fixed, self.sets, self.shaper.allowed) if x is not None]
-
-    def latent(self, x: Tensor) -> tuple[Tensor, ...]:
-        """A number of each row's own [B], where the model is told such."""
-        if not getattr(self.model, "latent", False):
-            return ()
-        return (uniform(self.noise, (len(x),), x.device).to(self.time_dtype),)
 
     def finish(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The jump's last word, by a pass at t = 1, and the logits of that pass."""

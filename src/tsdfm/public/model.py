@@ -23,8 +23,10 @@ from tsdfm.tokens.bpe import PairTokenizer, gpt2
 from tsdfm.tokens.tokenizer import Tokenizer, load_tokenizer
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-PATTERNS: tuple[str, ...] = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "config.json", "*.txt", "*.bpe")
-PATTERNS += ("vocab.json", "encoder.json", "tokenizer*.json", "README.md")
+PATTERNS = (
+    *("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "config.json", "README.md"),
+    *("*.txt", "*.bpe", "vocab.json", "encoder.json", "tokenizer*.json"),
+)
 PADDING = "[PAD]"  # a row of Duo's that no text has
 LENGTH = 1024
 SCHEDULE = "poly:1"
