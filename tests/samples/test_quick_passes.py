@@ -108,6 +108,15 @@ def test_whole_steps_of_one_text_are_the_same_numbers(source: str) -> None:
     assert len(routines.made) == len(kinds)
 
 
+def test_a_network_that_is_told_a_number_of_its_own_takes_no_whole_steps() -> None:
+    """Its number is drawn before each pass, outside of what could be recorded."""
+    plain, model = (tiny_model("off", step_size=True, latent=True) for _ in range(2))
+    passed = Pass(plain.velocity, 1, one=OneRow(plain.velocity))
+    model.passes.model = lambda rows, passes, reads="posterior": passed  # type: ignore[method-assign]
+    made, wanted = (each.sample(n=3, steps=4, seed=1, batch=1) for each in (model, plain))
+    assert torch.equal(made.tokens, wanted.tokens)
+
+
 def test_settled_weights_make_the_same_bits() -> None:
     """What autocast casts in every pass is cast once; all else stays as it is."""
     velocity = tiny_velocity(tiny_spec(step_size=True), torch.float32)

@@ -22,16 +22,20 @@ FORMATS = {".txt": "text", ".text": "text", ".md": "text", ".jsonl": "jsonl", ".
 
 
 class Document(NamedTuple):
-    """A text and where it came from (a file name and a place in it); the answer to its `prompt`, where it has one."""
+    """A text and where it came from (a file name and a place in it); the answer to its `prompt`, where it has one.
+
+    Documents of one `group` are in one split.
+    """
 
     text: str
     origin: str
     prompt: str = ""
+    group: str = ""
 
     @property
     def key(self) -> str:
-        """What decides the split: the prompt, so that no prompt is in two of them, or else the text."""
-        return self.prompt or self.text
+        """What decides the split: the group, or the prompt, so that no prompt is in two of them, or else the text."""
+        return self.group or self.prompt or self.text
 
 
 def file_kind(path: Path) -> str | None:

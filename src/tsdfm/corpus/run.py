@@ -98,6 +98,7 @@ def _finished(settings: CorpusSettings, inputs: dict[str, Path]) -> bool:
 def _worlds(sources: tuple[SourceSettings, ...]) -> dict[str, str]:
     """The fingerprints of the worlds among the sources: one may change with a new version, or with its weights."""
     from tsdfm.corpus.storyteller import WEIGHTS, folder_of
+    from tsdfm.corpus.sums import sums_named
     from tsdfm.corpus.world import world_named
     from tsdfm.store.files import file_sha256
 
@@ -106,6 +107,8 @@ def _worlds(sources: tuple[SourceSettings, ...]) -> dict[str, str]:
         kind, which = source.world() or ("", "")
         if kind == "world":
             found[str(source.name)] = world_named(which or "full").fingerprint
+        elif kind == "sums":
+            found[str(source.name)] = sums_named(which or "large").fingerprint
         elif kind:
             found[source.label] = file_sha256(folder_of(which) / WEIGHTS)
     return dict(sorted(found.items()))

@@ -21,7 +21,7 @@ from tsdfm.errors import UserError
 from tsdfm.ranges import SEED
 from tsdfm.settings import Settings, option, required
 
-Kind = Literal["auto", "text", "jsonl", "parquet", "hub", "world", "storyteller"]
+Kind = Literal["auto", "text", "jsonl", "parquet", "hub", "world", "storyteller", "sums"]
 Cut = Literal["whole", "lines", "paragraphs", "wikitext"]
 
 
@@ -30,7 +30,9 @@ class SourceSettings(Settings):
     """One source of documents: a local file or folder (`path`), or something with a name (`name`)."""
 
     path: Path | None = option(None, "a file, or a folder that is searched for files")
-    name: str | None = option(None, "a hub dataset, fineweb-edu, wikitext-103, world:small, storyteller:FOLDER")
+    name: str | None = option(
+        None, "a hub dataset, fineweb-edu, wikitext-103, world:small, sums:small, storyteller:FOLDER"
+    )
     kind: Kind = option("auto", "what to read; auto goes by the name's ending")
     field: str = option("text", "field or column that holds the text; 'question+answer' joins two by a newline")
     prompt: str | None = option(None, "field or column that holds a prompt, to which the text is the answer")
@@ -65,7 +67,7 @@ class SourceSettings(Settings):
         """The world whose stories are drawn, as its kind and which one it is; none where texts are read."""
         named, _, which = str(self.name or "").partition(":")
         kind = named if self.kind == "auto" else self.kind
-        return (kind, which) if kind in ("world", "storyteller") and self.path is None else None
+        return (kind, which) if kind in ("world", "storyteller", "sums") and self.path is None else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +77,8 @@ class CorpusSettings(Settings):
     out: Path = required("folder for the corpus")
     path: Path | None = option(None, "the one source, if a file or folder")
     name: str | None = option(
-        None, "the one source, if it has a name: a hub dataset, fineweb-edu, world:small, storyteller:FOLDER"
+        None,
+        "the one source, if it has a name: a hub dataset, fineweb-edu, world:small, sums:small, storyteller:FOLDER",
     )
     field: str = option("text", "field of the one source that holds the text; 'question+answer' joins two")
     prompt: str | None = option(None, "field of the one source that holds a prompt, to which the text is the answer")

@@ -26,8 +26,8 @@ def read(source: SourceSettings | Path | str) -> Iterator[Document]:
         source = SourceSettings(path=Path(source))
     rounds = itertools.chain.from_iterable(_read_once(source) for _ in range(source.repeat))
     made = (
-        Document(clean(prepared(text, source)), origin, clean(prepared(prompt, source)))
-        for text, origin, prompt in rounds
+        Document(clean(prepared(text, source)), origin, clean(prepared(prompt, source)), group)
+        for text, origin, prompt, group in rounds
     )
     return itertools.islice((document for document in made if document.text.strip()), source.limit)
 
@@ -88,10 +88,21 @@ def _read_once(source: SourceSettings) -> Iterator[Document]:
 
 
 def _read_world(source: SourceSettings, kind: str, which: str) -> Iterator[Document]:
-    """Stories drawn from a world: `world:small` names one of several, `storyteller:FOLDER` a model's folder."""
+    """Stories drawn from a world: `world:small` names one of several, `storyteller:FOLDER` a model's folder.
+
+    `sums:small` draws word problems, whose texts are the answers to their prompts; those of one sum are in one split.
+    """
     without_prompt(source, "a world")
     if source.limit is None:
         raise UserError("a world has no end: give limit, the number of stories")
+    if kind == "sums":
+        from tsdfm.corpus.sums import problems, sums_named
+
+        sums = sums_named(which or "large")
+        for number, problem in enumerate(problems(source.seed, source.limit, world=sums)):
+            origin = f"sums:{sums.name}:{source.seed}:{number}"
+            yield Document(problem.answer, origin, problem.prompt, str(problem.sum))
+        return
     if kind == "world":
         from tsdfm.corpus.world import stories, world_named
 
@@ -135,7 +146,7 @@ def find_files(source: SourceSettings) -> list[Path]:
     root, kind = source.path, source.kind
     if root is None:
         return []
-    if kind in ("hub", "world", "storyteller"):
+    if kind in ("hub", "world", "storyteller", "sums"):
         raise UserError(f"a source of kind {kind!r} takes a name, not a path")
     if not root.exists():
         raise UserError(f"no file or folder at {root}")

@@ -84,7 +84,7 @@ class Pass:
 
     def takes(self, walk: Walk, x: Tensor) -> bool:
         """Is it a step of one text, by a jump that is tensors alone?"""
-        plain = getattr(walk.jump, "row_wise", False) and reads_of(walk.jump) == "posterior"
+        plain = getattr(walk.jump, "row_wise", False) and reads_of(walk.jump) == "posterior" and not self.latent
         return self.one is not None and len(x) == 1 and plain and walk.shaper.bias is None
 
     def step(self, walk: Walk, x: Tensor, t: Tensor, h: Tensor) -> Tensor:
@@ -130,6 +130,8 @@ def by_place(hidden: Tensor, head: nn.Linear) -> Callable[[Tensor], Tensor]:
 
 def in_parts(read: Callable[[Tensor], Tensor], size: int, places: Tensor) -> Tensor:
     """`read(places)` [N, V] by calls for exactly `size` places each."""
+    if not len(places):
+        return read(places)
     return torch.cat([read(filled(part, size))[: len(part)] for part in torch.split(places, size)])
 
 
