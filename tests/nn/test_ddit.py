@@ -279,7 +279,7 @@ def test_places_are_told_apart_only_where_they_are_learned() -> None:
     assert placed(x_t[:, :4], t).shape[1] == 4  # shorter rows are fine
     with pytest.raises(UserError, match=r"net\.positions is 6"):
         placed(torch.zeros(1, 7, dtype=torch.int64), t)
-    with pytest.raises(UserError, match="0 for none"):
+    with pytest.raises(UserError, match="positions must be from 0"):
         NetSettings(positions=-1).shape()
 
 

@@ -62,8 +62,8 @@ def test_what_may_differ() -> None:
 
 
 def test_a_folder_without_a_network(tmp_path: Path) -> None:
-    write_manifest(tmp_path, stage="tokens", settings=None, inputs={})
-    with pytest.raises(UserError, match=r"holds no velocity network .*'tokens'"):
+    write_manifest(tmp_path, stage="elsewhere", settings=None, inputs={})
+    with pytest.raises(UserError, match=r"holds no velocity network .*'elsewhere'"):
         spec_in(read_manifest(tmp_path), tmp_path)
     with pytest.raises(UserError, match="no folder"):
         spec_in(read_manifest(tmp_path / "nowhere"), tmp_path / "nowhere")

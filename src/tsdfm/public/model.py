@@ -15,7 +15,7 @@ from tsdfm.errors import UserError
 from tsdfm.nn.velocity import Velocity, VelocitySpec
 from tsdfm.public.layouts import KINDS, Recognised, left_over, ours_from, recognise
 from tsdfm.public.tensors import TORCH, PublicTensors, open_tensors, read_config
-from tsdfm.store.bundle import find_shipped
+from tsdfm.store.bundle import ROLES, find_shipped
 from tsdfm.store.checkpoint import has_checkpoint
 from tsdfm.store.hub import out_of_reach
 from tsdfm.store.manifest import NAME as MANIFEST
@@ -161,7 +161,7 @@ def fetch(name: str, revision: str) -> Path:
 def is_public(source: str | Path) -> bool:
     """Is it someone else's checkpoint: a file of weights, a folder of them that is none of ours, or a hub name?"""
     path = Path(source)
-    if find_shipped(path) is not None or has_checkpoint(path) or (path / MANIFEST).is_file():
+    if path.name in ROLES or find_shipped(path) is not None or has_checkpoint(path) or (path / MANIFEST).is_file():
         return False
     if path.is_file():
         return path.suffix in (".safetensors", ".ckpt", *TORCH)
