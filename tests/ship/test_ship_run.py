@@ -211,7 +211,7 @@ def damage(folder: Path, how: str) -> None:
         ("gone", "student.safetensors is missing: copy the bundle again"),
         ("tokenizer", "tokenizer.json is damaged"),
         ("format", "has format 3, this version reads 1 and 2: update tsdfm"),
-        ("members", "manifest.json is damaged: copy the bundle again"),
+        ("members", "manifest.json is damaged (members.student.stage is missing): copy the bundle again"),
     ],
 )
 def test_damage_is_one_clear_line(

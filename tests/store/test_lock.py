@@ -14,8 +14,9 @@ import pytest
 
 from processes import Child
 from tsdfm.errors import UserError
+from tsdfm.machine import machine, started
 from tsdfm.store import lock as lock_module
-from tsdfm.store.lock import NAME, held, machine, started
+from tsdfm.store.lock import NAME, held
 
 
 def hold_for_ever(folder: str, go: str) -> None:
