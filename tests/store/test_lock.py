@@ -186,6 +186,19 @@ def test_a_file_system_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert not lock_module._create(tmp_path / NAME, "other")
 
 
+def test_the_lock_of_one_that_was_killed_at_its_end_goes(tmp_path: Path) -> None:
+    lock_module.clear(tmp_path)
+    with held(tmp_path):
+        lock_module.clear(tmp_path)
+        assert (tmp_path / NAME).exists()  # it is alive
+    fake(tmp_path, machine="another")
+    lock_module.clear(tmp_path)
+    assert (tmp_path / NAME).exists()  # who knows
+    fake(tmp_path)
+    lock_module.clear(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_nothing_is_left_of_a_folder_in_which_nothing_was_made(tmp_path: Path) -> None:
     with held(tmp_path / "a" / "b"):
         assert (tmp_path / "a" / "b" / NAME).is_file()

@@ -132,6 +132,15 @@ def held(folder: Path, file: Path | None = None) -> Iterator[Lock]:
         lock.release()
 
 
+def clear(folder: Path, file: Path | None = None) -> None:
+    """Remove the lock of a process of this machine that was killed when it had just finished."""
+    path = file or folder / NAME
+    holder = _read(path)
+    if holder is not None and holder.get("machine") == machine() and not _alive(holder):
+        with contextlib.suppress(OSError):  # it is not ours to write in
+            _take_away(path, holder)
+
+
 def _take(folder: Path, path: Path) -> Lock:
     lock = Lock(folder, path, threading.get_ident())
     with disk(folder):

@@ -31,7 +31,7 @@ from tsdfm.machine import check_memory
 from tsdfm.settings import to_dict
 from tsdfm.store.files import disk, file_sha256, read_json, sweep, sync_folder, write_json
 from tsdfm.store.hashes import MEMORY, Known, check_inputs, check_sizes, listed, remember, wrong_size
-from tsdfm.store.lock import held
+from tsdfm.store.lock import clear, held
 from tsdfm.store.manifest import NAME, input_sha256, read_manifest, write_manifest
 from tsdfm.tokens.bpe import gpt2, train_bpe
 from tsdfm.tokens.encode import encode_in_order
@@ -47,6 +47,7 @@ def run(settings: TokensSettings) -> Path:
     """Tokenise a corpus and return the folder of its rows. Run it again after a kill and it goes on where it was."""
     key = _key(settings)
     if _finished(settings.out, key):
+        clear(settings.out)
         return _tell(settings.out, " (there already)")
     with held(settings.out):
         if _finished(settings.out, key):  # by another process, in between
