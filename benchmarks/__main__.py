@@ -11,7 +11,10 @@ VERBS = {
     "all": Verb("benchmarks.everything:AllBenchmarks", "benchmarks.everything:run", "all of them, within a time limit"),
     "growth": Verb("benchmarks.growth:GrowthBenchmark", "benchmarks.growth:run", "how a step's cost grows"),
     "kernels": Verb("benchmarks.kernels:KernelBenchmark", "benchmarks.kernels:run", "kernels against their floor"),
+    "matching": Verb("benchmarks.matching:MatchingBenchmark", "benchmarks.matching:run", "IDLM's training step"),
     "sampling": Verb("benchmarks.sampling:SamplingBenchmark", "benchmarks.sampling:run", "few steps or many"),
+    "serve": Verb("benchmarks.serve:ServeBenchmark", "benchmarks.serve:run", "the server under load"),
+    "soak": Verb("benchmarks.soak:Soak", "benchmarks.soak:run", "the server for a while, every answer checked"),
     "teacher": Verb("benchmarks.teacher:TeacherBenchmark", "benchmarks.teacher:run", "the teacher's training step"),
     "student": Verb("benchmarks.student:StudentBenchmark", "benchmarks.student:run", "the distillation step"),
 }

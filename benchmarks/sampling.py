@@ -25,7 +25,7 @@ import torch
 from benchmarks.harness import Clock, Ledger, guarded, milliseconds, random_spec, reserved, say, world
 from tsdfm.engine.graphs import captured
 from tsdfm.engine.precision import autocast, use_bf16
-from tsdfm.flow import grid
+from tsdfm.flow import LeaveJump, grid
 from tsdfm.nn.causal import CausalNet
 from tsdfm.nn.ddit import flops_per_token
 from tsdfm.nn.settings import NetSettings
@@ -204,6 +204,7 @@ def text_model(settings: SamplingBenchmark, device: torch.device, *, step_size: 
 def needed(model: TextModel, points: tuple[float, ...]) -> float:
     """Floating-point operations for one text along a grid: the body always, the head at the expected positions."""
     spec, jump = model.velocity.spec, model.velocity.jump()
+    assert isinstance(jump, LeaveJump)
     head = 2.0 * spec.shape.width * spec.vocab
     body = flops_per_token(spec.shape, spec.vocab, spec.length) - head
     x, one = torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1, dtype=torch.float64)

@@ -34,8 +34,8 @@ with contextlib.suppress(ImportError):  # tests that draw no examples also run w
 
 
 LONG = (  # folders whose tests take more than ten seconds together, the longest first
-    *("distil", "cli", "kernels", "examples", "samples", "exact", "report", "engine", "distributed", "pipeline"),
-    *("package", "tokens", "compass", "store"),
+    *("distil", "cli", "kernels", "examples", "samples", "serve", "exact", "report", "engine", "distributed"),
+    *("pipeline", "browser", "package", "tokens", "compass", "store"),
 )
 
 

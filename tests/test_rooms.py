@@ -30,10 +30,12 @@ ROOMS = (
     "teacher",
     "distil",
     "methods",  # one file a method: they are made of the rooms before
+    "public",  # other people's checkpoints in and out
     "samples",
     "judges",
     "report",
     "view",
+    "serve",  # requests over HTTP, batched by the pass
     "ship",
     "recipes",
     "pipeline",

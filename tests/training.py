@@ -10,7 +10,8 @@ from tsdfm.methods.dfm import METHOD as DFM
 from tsdfm.methods.dfm import DFMSettings
 from tsdfm.settings import build
 
-__all__ = ["DFM", "DFMSettings", "many_step", "student_of", "student_settings", "student_task", "train", "trainer"]
+__all__ = ["DFM", "DFMSettings", "many_step", "named_settings", "student_of", "student_settings"]
+__all__ += ["student_task", "train", "trainer"]
 
 
 def student_settings(**given: Any) -> Any:
@@ -23,6 +24,13 @@ def student_of(plain: dict[str, Any]) -> Any:
     """The same from plain values."""
     kind, values = student_method(plain)
     return build(method(kind).settings, values)
+
+
+def named_settings(plain: dict[str, Any]) -> Any:
+    """The settings of the `method` that plain values name; without one, FS-DFM's or TS-DFM's."""
+    if "method" not in plain:
+        return student_of(plain)
+    return build(method(plain["method"]).settings, {name: value for name, value in plain.items() if name != "method"})
 
 
 def trainer(settings: Any) -> Method:

@@ -9,7 +9,10 @@ Nothing heavy is imported until it is used.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+from tsdfm.lazy import BROUGHT
 
 __version__ = "0.1.0"
 __all__ = ["UserError", "__version__", "load"]
@@ -17,6 +20,16 @@ __all__ = ["UserError", "__version__", "load"]
 if TYPE_CHECKING:
     from tsdfm.errors import UserError
     from tsdfm.samples.model import load
+
+
+def _jumps() -> Mapping[str, Any]:
+    """The jumps that methods bring, for `flow.jump_from`."""
+    from tsdfm.methods import brought_jumps
+
+    return brought_jumps()
+
+
+BROUGHT["jumps"] = _jumps
 
 
 def __getattr__(name: str) -> Any:

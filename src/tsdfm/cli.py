@@ -155,6 +155,20 @@ VERBS = {
         positional="paths",
         epilog="tsdfm view; tsdfm view runs/demo; tsdfm view way.json --terminal; tsdfm view runs/mine/ts --steps 16",
     ),
+    "import": Verb(
+        "tsdfm.public.settings:ImportSettings",
+        "tsdfm.public.run:run",
+        "make a run of a public checkpoint: MDLM, SEDD, SDTT, Duo, DFM, FS-DFM",
+        positional="source",
+        epilog="tsdfm import kuleshov-group/mdlm-owt --out runs/mdlm-owt",
+    ),
+    "export": Verb(
+        "tsdfm.public.settings:ExportSettings",
+        "tsdfm.public.export:run",
+        "write a model as a folder for the hub",
+        positional="model",
+        epilog="tsdfm export runs/mine/mdlm --to mdlm-mine",
+    ),
     "ship": Verb(
         "tsdfm.ship.settings:ShipSettings",
         "tsdfm.ship.run:run",
@@ -170,6 +184,13 @@ VERBS = {
         positional="model",
         epilog="tsdfm card tsdfm-small",
         json=True,
+    ),
+    "serve": Verb(
+        "tsdfm.serve.settings:ServeSettings",
+        "tsdfm.serve.run:run",
+        "serve models over HTTP, in OpenAI's shape, with a page to play with",
+        positional="models",
+        epilog="tsdfm serve; tsdfm serve runs/mine/ts-dfm runs/mine/teacher --port 8000",
     ),
     "verify": Verb(
         "tsdfm.doctor.verify:VerifySettings",

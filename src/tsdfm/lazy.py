@@ -1,4 +1,4 @@
-"""Names of a package that are loaded when they are first asked for.
+"""Names of a package that are loaded when they are first asked for, and what later rooms bring to earlier ones.
 
 A package's settings lie beside what needs torch, and `tsdfm COMMAND --help` reads the settings alone:
 
@@ -10,6 +10,10 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
+
+BROUGHT: dict[str, Callable[[], Mapping[str, Any]]] = {}
+"""What later rooms bring to earlier ones, by its kind. The package's door (`tsdfm/__init__.py`) fills it, so that it is
+there whatever is imported, and nothing is loaded before it is called."""
 
 
 def lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:

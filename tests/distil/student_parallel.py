@@ -6,9 +6,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from training import student_of
+from training import named_settings
 from training import train as run
 
 if __name__ == "__main__":
     for plain in json.loads(sys.argv[1]):
-        run(student_of(plain))
+        run(named_settings(plain))

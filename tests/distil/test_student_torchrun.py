@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import student_parallel
 import torch
+from safetensors.torch import load_file
 
 from processes import torchrun
-from training import student_of
+from training import named_settings, student_of
 from training import train as run
 from tsdfm.engine.log import read_metrics
 from tsdfm.store.checkpoint import load_weights
@@ -38,11 +39,28 @@ def plain(home: Path, out: Path, **loop: Any) -> dict[str, Any]:
     }
 
 
+def matched(home: Path, out: Path, **loop: Any) -> dict[str, Any]:
+    """IDLM with all that stands beside its student: an auxiliary, running texts, a watch, the pooled frequencies."""
+    values = {name: value for name, value in plain(home, out, **loop).items() if name in ("tokens", "out", "loop")}
+    return values | {
+        "method": "idlm",
+        "init_from": str(home / "teacher-mask"),
+        "width": 0.1,
+        "eval_rows": 4,
+        "eval_times": 2,
+        "auxiliary": {"alone": 1, "warmup": 1, "lr": 1e-3},
+        "watch": {"every": 2, "least": 0.99, "rollback": 1},
+        "optim": {"lr": 1e-3, "warmup": 1, "ema": 0.8},
+    }
+
+
 @pytest.fixture(scope="module")
 def runs(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("parallel")
     run(student_of(plain(home, root / "one")))
+    run(named_settings(matched(home, root / "matched-one")))
     jobs = [plain(home, root / kind, parallel=kind, micro=1) for kind in KINDS]
+    jobs.append(matched(home, root / "matched"))
     child = torchrun(student_parallel.__file__, json.dumps(jobs))
     code, said = child.wait(), child.said()
     assert code == 0, said
@@ -64,3 +82,19 @@ def test_two_processes_equal_one(runs: Path, kind: str) -> None:
         assert first.keys() == second.keys()
         for name, value in first.items():
             torch.testing.assert_close(value, second[name], rtol=2e-3, atol=2e-4)
+
+
+def test_a_matched_student_with_its_auxiliary_too(runs: Path) -> None:
+    mine, one = (read_metrics(runs / name, "train") for name in ("matched", "matched-one"))
+    for a, b in zip(mine, one, strict=True):
+        assert a.keys() == b.keys()
+        for name in ("loss", "aux", "gap", "text_bits", "pool_bits", "grad_norm"):
+            assert a[name] == pytest.approx(b[name], rel=2e-4, abs=1e-6), name
+    step = "checkpoints/step-00000003"
+    for name in ("model", "auxiliary", "good", "width"):
+        first, second = (load_file(runs / run / step / f"{name}.safetensors") for run in ("matched", "matched-one"))
+        for key, value in first.items():
+            torch.testing.assert_close(value, second[key], rtol=2e-3, atol=2e-4)
+    first, second = (load_file(runs / run / step / "texts.safetensors") for run in ("matched", "matched-one"))
+    assert all(torch.equal(first[name], second[name]) for name in ("k", "j"))
+    assert (first["z"] == second["z"]).double().mean() > 0.95  # a draw may differ where a sum was rounded otherwise

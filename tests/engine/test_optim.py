@@ -82,6 +82,24 @@ def test_it_is_adamw_and_skips_a_gradient_that_is_not_finite() -> None:
         torch.testing.assert_close(p.detach().double(), params[name], rtol=1e-4, atol=1e-6)
 
 
+def test_a_task_may_slow_it_down_start_it_anew_or_give_it_nothing() -> None:
+    slow, plain = Net(), Net()
+    plain.load_state_dict(slow.state_dict())
+    ours, theirs = (Optimiser(model, OptimSettings()) for model in (slow, plain))
+    ours.pace = 0.5
+    for model, optimiser, lr in ((slow, ours, 0.2), (plain, theirs, 0.1)):
+        grads(model, 0)
+        optimiser.step(lr)
+    assert all(torch.equal(a, b) for a, b in zip(slow.parameters(), plain.parameters(), strict=True))
+    before = copy.deepcopy((slow.state_dict(), ours.state()))
+    norm, bad = ours.step(0.1)  # no gradient: nothing moves
+    assert (float(norm), bool(bad)) == (0.0, False)
+    for old, new in zip(before, (slow.state_dict(), ours.state()), strict=True):
+        assert all(torch.equal(old[name], new[name]) for name in old)
+    ours.restart()
+    assert not any(x.any() for x in ours.state().values())
+
+
 def test_the_average_follows_its_closed_form() -> None:
     model = nn.Linear(1, 1, bias=False)
     model.register_buffer("count", torch.zeros((), dtype=torch.int64))

@@ -178,7 +178,7 @@ def test_by_name() -> None:
     kept = jump_from("ancestral", Cosine(), Mask(3))
     assert isinstance(kept, CumulativeJump)
     assert kept.keep_revealed
-    with pytest.raises(UserError, match="known: euler, cumulative, ancestral, euler-redraw"):
+    with pytest.raises(UserError, match=r"known: auto, euler, cumulative, ancestral, euler-redraw, .*remdm-cap"):
         jump_from("heun", Cosine(), Mask(3))
     for name in ("ancestral", "euler-redraw"):
         with pytest.raises(UserError, match="mask source"):

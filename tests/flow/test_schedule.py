@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsdfm.errors import UserError
-from tsdfm.flow.schedule import Cosine, Polynomial, Schedule, schedule_from
+from tsdfm.flow.schedule import Cosine, Geometric, Polynomial, Schedule, schedule_from
 
-schedules = st.one_of(st.just(Cosine()), st.floats(0.25, 6.0).map(Polynomial))
+schedules = st.one_of(st.just(Cosine()), st.just(Geometric()), st.floats(0.25, 6.0).map(Polynomial))
 inside = st.floats(0.001, 0.999)
 
 
@@ -70,6 +70,9 @@ def test_no_cancellation_near_the_end() -> None:
 def test_values() -> None:
     assert Polynomial(3.0).kappa(0.5).item() == pytest.approx(0.125, rel=1e-15)
     assert Cosine().kappa(2 / 3).item() == pytest.approx(0.5, rel=1e-15)
+    middle = math.sqrt(20 * 1e-4)  # halfway in the logarithm
+    assert -math.log(Geometric().kappa(0.5).item()) == pytest.approx(middle - 1e-4, rel=1e-6)
+    assert -math.log(Geometric().kappa(0.1).item()) == pytest.approx(20**0.9 * 1e-4**0.1, rel=1e-4)
     assert Polynomial(1.0).rate(torch.tensor([0.0, 0.5, 0.75])).tolist() == [1.0, 2.0, 4.0]
 
 
@@ -82,16 +85,19 @@ def test_by_name() -> None:
     assert schedule_from("poly:2.5") == Polynomial(2.5)
     assert schedule_from("poly:1") == Polynomial(1.0)
     assert schedule_from("cosine") == Cosine()
+    assert schedule_from("geometric") == Geometric()
 
 
-@pytest.mark.parametrize("text", ["poly:0", "poly:-1", "poly:nan", "poly:inf", "poly:x", "linear", "", "cosine:2"])
+@pytest.mark.parametrize(
+    "text", ["poly:0", "poly:-1", "poly:nan", "poly:inf", "poly:x", "linear", "", "cosine:2", "geometric:3"]
+)
 def test_bad_names_end_in_one_line(text: str) -> None:
     with pytest.raises(UserError) as problem:
         schedule_from(text)
     assert "\n" not in str(problem.value)
 
 
-@pytest.mark.parametrize("schedule", [Polynomial(0.4), Polynomial(1.0), Polynomial(2.5), Cosine()])
+@pytest.mark.parametrize("schedule", [Polynomial(0.4), Polynomial(1.0), Polynomial(2.5), Cosine(), Geometric()])
 def test_a_time_does_not_know_its_neighbours(schedule: Schedule) -> None:
     t = torch.rand(1001, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for f in (schedule.kappa, schedule.remaining, schedule.derivative, schedule.rate, schedule.inverse):

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from tsdfm.errors import UserError
-from tsdfm.flow import solver
+from tsdfm.flow import walk
 from tsdfm.flow.jump import CumulativeJump, EulerJump
 from tsdfm.flow.noise import RowNoise
 from tsdfm.flow.schedule import Cosine, Polynomial
-from tsdfm.flow.solver import Limits, PartialModel, Step, solve
+from tsdfm.flow.solver import Step, solve
 from tsdfm.flow.source import Mask, Source, Uniform
+from tsdfm.flow.walk import Limits, PartialModel
 
 VOCAB, ROWS, LENGTH = 7, 9, 6
 CPU = torch.device("cpu")
@@ -99,7 +100,7 @@ def test_the_same_tokens(kind: Any, source: Source, held: Any, dials: Any, times
 
 @every_source
 def test_the_same_tokens_in_chunks(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(solver.ROOM, "cpu", 5 * VOCAB)
+    monkeypatch.setitem(walk.ROOM, "cpu", 5 * VOCAB)
     whole, some, model = both(source, CumulativeJump(Cosine(), source), 5)
     assert torch.equal(whole, some)
     assert max(len(places) for _, places in model.seen) > 5  # there was more than one chunk

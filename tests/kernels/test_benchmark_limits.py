@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks import compass, growth, harness, kernels, sampling, student, teacher
+from benchmarks import compass, growth, harness, kernels, matching, sampling, student, teacher
 from benchmarks.harness import Clock, Estimate, Ledger, interleaved
 
 CPU = torch.device("cpu")
@@ -49,7 +49,7 @@ def run_out(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str, int], None]:
 
         Mine.most = most
         monkeypatch.setattr(module, name, counted)
-        for benchmark in (student, growth, compass, teacher, sampling, kernels):
+        for benchmark in (student, growth, compass, teacher, matching, sampling, kernels):
             monkeypatch.setattr(benchmark, "Clock", Mine)
 
     return after
@@ -232,7 +232,10 @@ def test_what_a_generation_will_take() -> None:
     assert costs.start("teacher") == 25.0  # only a first case builds
 
 
-def test_compass_and_teacher_stop_in_time(tmp_path: Path, run_out: Any) -> None:
+def test_compass_teacher_and_matching_stop_in_time(tmp_path: Path, run_out: Any) -> None:
+    run_out(matching, "measure", 1)
+    matching.run(matching.MatchingBenchmark(**SIZES, **PACE, batch=(2, 3), targets=("dense",), out=tmp_path))
+    assert table(tmp_path, "matching")["not measured"] == ["batch 3, dense"]
     run_out(compass, "one", 1)
     compass.run(compass.CompassBenchmark(**SIZES, **PACE, batch=(2, 3), out=tmp_path))
     run_out(teacher, "measure", 1)

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from tsdfm.flow import Mask, Uniform
 from tsdfm.flow.loss import bracket
 from tsdfm.kernels import fused
-from tsdfm.kernels.fused import CrossEntropy, Divergence, GeneralisedKL, Objective, Target, fused_loss
+from tsdfm.kernels.fused import CrossEntropy, Divergence, GeneralisedKL, Objective, ScoreEntropy, Target, fused_loss
+from tsdfm.kernels.rows import Ratios
 
 N, D, V = 23, 6, 9
 SHARES = (1 / 6, 1 / 3, 1 / 3, 1 / 6)
@@ -59,6 +60,8 @@ def cases() -> dict[str, tuple[Objective, object]]:
         "gkl uniform": (GeneralisedKL(x_1, x_uniform), lambda l: bracket(l, x_1, x_uniform, Uniform(V))),
         "gkl mask": (GeneralisedKL(x_1, x_mask), lambda l: bracket(l, x_1, x_mask, Mask(V))),
     }
+    for name, x_t, low in (("mask", torch.full((N,), V), 0.0), ("uniform", x_uniform, 0.7)):
+        out[f"score {name}"] = score_case(x_1, x_t, low)
     for average, reverse in itertools.product(("logits", "probabilities"), (False, True)):
         target, p = target_and_p(average)
 
@@ -68,6 +71,19 @@ def cases() -> dict[str, tuple[Objective, object]]:
 
         out[f"{'reverse' if reverse else 'forward'} {average}"] = (Divergence(target, reverse), plain)
     return out
+
+
+def score_case(x_1: Tensor, x_t: Tensor, low: float) -> tuple[Objective, object]:
+    """Σ_{v≠x_t} s − r log s + r(log r − 1), log s = logits − shift, r = high at x_1 and low elsewhere."""
+    shift, high = made(N, seed=6), made(N, seed=7).abs() + 0.5
+    r = torch.full((N, V), low, dtype=torch.float64).scatter(1, x_1[:, None], high[:, None])
+    counts = torch.arange(V) != x_t[:, None]
+
+    def plain(l: Tensor) -> Tensor:
+        log_s = l - shift[:, None]
+        return ((log_s.exp() - r * log_s + torch.special.xlogy(r, r) - r) * counts).sum(-1)
+
+    return ScoreEntropy(Ratios(x_1, x_t, shift, torch.full_like(shift, low), high)), plain
 
 
 @pytest.mark.parametrize("name", list(cases()))

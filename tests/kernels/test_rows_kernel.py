@@ -79,6 +79,41 @@ def test_tokens(kind: str, columns: int, which: str) -> None:
     assert not logits[:, columns:].any()
 
 
+def entropy(l: Tensor, to: rows.Ratios) -> Tensor:
+    """Σ_{v≠x_t} s − r log s + r(log r − 1), column by column, by autograd."""
+    log_s, total = l - to.shift[:, None].double(), torch.zeros(len(l), dtype=torch.float64, device=l.device)
+    for v in range(l.shape[1]):
+        r = torch.where(to.x_1 == v, to.high, to.low).double()
+        each = log_s[:, v].exp() - r * log_s[:, v] + torch.special.xlogy(r, r) - r
+        total = total + torch.where(to.x_t == v, 0.0, each)
+    return total
+
+
+@pytest.mark.parametrize("kind", ["mask", "uniform"])
+@pytest.mark.parametrize("columns", [9, 2100])
+@pytest.mark.parametrize("which", ["kernel", "reference"])
+def test_scores(kind: str, columns: int, which: str) -> None:
+    logits, scale = normal(8, columns + 3, seed=1), normal(8, seed=3).abs()
+    made = torch.Generator().manual_seed(5)
+    x_1, x_t = (torch.randint(columns, (8,), generator=made).to(DEVICE) for _ in range(2))
+    shift, low, high = normal(8, seed=4), torch.ones(8, device=DEVICE), normal(8, seed=6).abs() + 1
+    if kind == "mask":
+        x_t, low, high = torch.full_like(x_1, columns), low * 0, low
+    else:
+        x_t[:3], low[:3] = x_1[:3], 0.3  # arrived
+        logits[3:5] = shift[3:5, None] + 1e-3  # near the ratio 1, where terms cancel
+    to = rows.Ratios(x_1, x_t, shift, low, high)
+    value, grad = exact(lambda l: entropy(l, to), logits[:, :columns], scale)
+    with kernels.forced("rows") if which == "kernel" else kernels.without("rows"):
+        quiet = logits.clone()
+        torch.testing.assert_close(rows.scores(quiet, to, scale, columns, gradient=False), value.float())
+        assert torch.equal(quiet, logits)
+        found = rows.scores(logits, to, scale, columns)
+    torch.testing.assert_close(found, value.float(), rtol=2e-5, atol=1e-6)
+    torch.testing.assert_close(logits[:, :columns], grad.float(), rtol=1e-4, atol=2e-6)
+    assert not logits[:, columns:].any()
+
+
 def test_bf16_rows() -> None:
     logits, target, scale = normal(4, 300, seed=1).bfloat16(), normal(4, 300, seed=2).bfloat16(), torch.ones(4)
     value, grad = exact(lambda q: kl(target.double(), q), logits, scale.to(DEVICE))

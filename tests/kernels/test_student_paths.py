@@ -127,6 +127,57 @@ def test_fused_loss(name: str, bias: bool, monkeypatch: pytest.MonkeyPatch) -> N
         torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-6)
 
 
+def matching(source: str) -> Tensor:
+    """A matched batch of three rows: its loss, the auxiliary's, the draws and the gradient of the student's head."""
+    from tsdfm.distil.matching.auxiliary import Auxiliary
+    from tsdfm.distil.matching.forms import Forms
+    from tsdfm.distil.matching.match import Match, Matched
+    from tsdfm.distil.matching.settings import AuxiliarySettings
+    from tsdfm.distil.matching.width import Width
+    from tsdfm.engine.distributed import Processes
+    from tsdfm.engine.task import Context
+    from tsdfm.methods.idlm import IDLMSettings
+    from tsdfm.nn.velocity import Velocity
+
+    spec = VelocitySpec(
+        shape=SHAPE, vocab=VOCAB, source=source, schedule="poly:1", length=LENGTH, anchor=1, tokenizer="abc"
+    )  # fmt: skip
+    nets = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        nets.append(spec.network().to(DEVICE))
+        for p in nets[-1].parameters():
+            nn.init.normal_(p, std=0.4)
+    teacher = Velocity(spec, nets[0], spec.flow_source(), spec.flow_schedule())
+    settings, world = IDLMSettings(tokens="a", init_from="b", out="c"), Processes(device=DEVICE)  # type: ignore[arg-type]
+    auxiliary = Auxiliary(AuxiliarySettings(teacher=0.5), settings, spec, teacher)
+    auxiliary.bind(Context(ema=None, world=world))
+    auxiliary.split(settings.loop.batch)
+    width = Width(0.5, VOCAB)
+    width.bind(world)
+    width.means[0, :3] *= 2
+    forms = Forms(0.5, spec.flow_schedule(), spec.flow_source())
+    match = Match(spec, teacher, auxiliary, forms, 0.8, source == "mask", 0.3, width)
+    x_t, drawn = state(source)[0][:3], list[Tensor]()
+    t, h = (torch.full((3,), value, dtype=torch.float64, device=DEVICE) for value in (0.25, 0.5))
+    rows = Matched(x_t.clamp(max=VOCAB - 1), x_t, t, h, 1, RowNoise(5, torch.arange(3, device=DEVICE)))
+
+    def then(hidden: Tensor, head: nn.Linear) -> Tensor:
+        objective, weights = match(rows, hidden[:, 1:].flatten(0, 1), head, 0, drawn.append)
+        return fused_loss(hidden[:, 1:].flatten(0, 1), head, objective, weights)
+
+    loss = nets[1](x_t, t.float(), then=then)
+    loss.backward()
+    found = [loss.detach()[None], match.found["aux"][None], drawn[0].flatten(), nets[1].head.weight.grad.flatten()]
+    return torch.cat([x.float() for x in found])
+
+
+@pytest.mark.parametrize("source", ["uniform", "mask"])
+def test_matching(source: str) -> None:
+    mine, theirs = both_ways(lambda: matching(source))
+    torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
 def test_a_target_with_rows_to_spare() -> None:
     """A batch kept at one size gives the wanted rows' target as without the rest, with kernels and without."""
     spec = VelocitySpec(

@@ -1,6 +1,7 @@
 """One small world of stories, as tokens, for the tests of all methods, and small models of it."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,3 +37,12 @@ def masked_models(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
 def uniform_model(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of the uniform source."""
     return many_step("dfm", tokens, tmp_path_factory.mktemp("uniform") / "dfm")
+
+
+@pytest.fixture(scope="session")
+def teachers(
+    masked_models: dict[str, Path], uniform_model: Path, tokens: Path, tmp_path_factory: Any
+) -> dict[str, Path]:
+    """What a distiller of both sources may start from: `uniform` and `mask` by DFM, `mdlm`, and `duo`."""
+    duo = many_step("duo", tokens, tmp_path_factory.mktemp("duo") / "duo", steps=10)
+    return {"uniform": uniform_model, "mask": masked_models["dfm"], "mdlm": masked_models["mdlm"], "duo": duo}

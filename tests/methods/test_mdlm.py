@@ -16,10 +16,10 @@ from tsdfm import kernels
 from tsdfm.cli import main
 from tsdfm.engine.settings import LoopSettings, OptimSettings
 from tsdfm.errors import UserError
-from tsdfm.flow import Cosine, Mask, Polynomial, RowNoise, Schedule, Uniform, generalised_kl
+from tsdfm.flow import Cosine, CumulativeJump, Mask, Polynomial, RowNoise, Schedule, Uniform, generalised_kl, jump_from
 from tsdfm.flow.logits import carried_over, meaning_of
 from tsdfm.kernels.fused import fused_loss
-from tsdfm.methods.mdlm import METHOD, MDLMLoss, MDLMSettings
+from tsdfm.methods.mdlm import METHOD, DenoiseJump, MDLMLoss, MDLMSettings
 from tsdfm.nn.settings import NetSettings
 from tsdfm.store.checkpoint import load_weights
 from tsdfm.store.manifest import read_manifest
@@ -78,9 +78,9 @@ def test_subs() -> None:
     assert torch.equal(p[~revealed], LOGITS.softmax(-1)[~revealed])
     assert torch.equal(p[revealed], torch.nn.functional.one_hot(X_T[revealed], V).double())
     with pytest.raises(UserError, match="mask source"):
-        meaning_of("subs", Uniform(V))
-    with pytest.raises(UserError, match="plain, subs"):
-        meaning_of("scores", SOURCE)
+        meaning_of("subs", Uniform(V), Cosine())
+    with pytest.raises(UserError, match="did you mean"):
+        meaning_of("scores", SOURCE, Cosine())
 
 
 def settings_for(tokens: Path, out: Path) -> MDLMSettings:
@@ -135,6 +135,59 @@ def test_it_writes_and_never_takes_a_token_back(trained: MDLMSettings) -> None:
     assert all(text.startswith("Mia") for text in made.texts)
     cumulative = model.sample(n=3, steps=6, seed=1, prefix="Mia", jump="cumulative")
     assert torch.equal(cumulative.tokens, made.tokens)  # SUBS: what is revealed has p(z) = 1, so it stays anyway
+
+
+def test_noise_removal_is_one_pass_more_and_next_to_nothing(trained: MDLMSettings, tmp_path: Path) -> None:
+    """Its last step leaves one mask in 10⁵ or so, which the last pass fills with the likeliest token."""
+    model = tsdfm.load(trained.out, "cpu")
+    plain = model.sample(n=3, steps=6, seed=1, prefix="Mia")
+    made = model.sample(n=3, steps=6, seed=1, prefix="Mia", jump="ancestral-denoise", trajectory=True)
+    assert torch.equal(made.tokens, plain.tokens)  # no draw of these texts fell into the last 10⁻⁵
+    assert made.nfe == 7
+    assert made.trajectory is not None
+    made.trajectory.save(tmp_path / "way.json")
+    assert main(["view", str(tmp_path / "way.json"), "--terminal"]) == 0
+    jump = jump_from("ancestral-denoise", Polynomial(1.0), SOURCE)
+    t, h = (torch.full((1,), value, dtype=torch.float64) for value in (1 - 1e-4, 1e-4))
+    logits, rows = torch.tensor([0.0, 2.0, 1.0, 0.0, 0.0]).expand(1, 5000, V), torch.full((1, 5000), V)
+    left = jump(rows, logits, t, h, RowNoise(0, torch.arange(1))) == V
+    assert left.double().mean().item() == pytest.approx(0.1, abs=0.02)  # 10⁻⁵ of 10⁻⁴
+    assert isinstance(jump, DenoiseJump)
+    finished = jump.finish(torch.tensor([[V, 3]]), logits[:, :2], RowNoise(0, torch.arange(1)))
+    assert finished.tolist() == [[1, 3]]
+    with pytest.raises(UserError, match="mask source"):
+        jump_from("ancestral-denoise", Polynomial(1.0), Uniform(V))
+
+
+def test_the_cumulative_jump_that_keeps_what_is_revealed_is_the_ancestral_step() -> None:
+    """By its law: a [MASK] becomes y with p(y)·(κ(s) − κ(t))/(1 − κ(t)); and what is revealed stays, SUBS or not."""
+    jump, rows = CumulativeJump(Cosine(), SOURCE, keep_revealed=True), 20_000
+    t, h = (torch.full((rows,), value, dtype=torch.float64) for value in (0.3, 0.4))
+    logits = LOGITS[0, :2].expand(rows, 2, V)
+    moved = jump(torch.tensor([[V, 2]]).expand(rows, 2), logits, t, h, RowNoise(0, torch.arange(rows)))
+    kappa_t, kappa_s = (float(Cosine().kappa(time)) for time in (0.3, 0.7))
+    reveal = (kappa_s - kappa_t) / (1 - kappa_t)
+    wanted = torch.cat([reveal * LOGITS[0, 0].softmax(-1), torch.tensor([1 - reveal])])
+    found = torch.bincount(moved[:, 0], minlength=V + 1) / rows
+    assert float((rows * (found - wanted) ** 2 / wanted).sum()) < 30  # chi-square, one in 10⁵
+    assert bool((moved[:, 1] == 2).all())
+
+
+def test_sedd_steps_write_the_same(trained: MDLMSettings) -> None:
+    """The score of an x-prediction is r·p: SEDD's analytic step is then the ancestral one, and Euler's too as κ = t."""
+    model = tsdfm.load(trained.out, "cpu")
+    asked = {"n": 3, "steps": 6, "seed": 1, "prefix": "Mia", "temperature": 0.9, "top_p": 0.9}
+    plain = model.sample(**asked)  # type: ignore[arg-type]
+    for jump in ("sedd-analytic", "sedd-euler"):
+        assert torch.equal(model.sample(**asked, jump=jump).tokens, plain.tokens)  # type: ignore[arg-type]
+
+
+def test_gaps_need_a_bound(trained: MDLMSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tsdfm.load(trained.out, "cpu")
+    assert model.sample(n=1, steps=2, infill="Mia {1-2}.").nfe == 2 * (2 + 8)
+    monkeypatch.setattr(type(METHOD), "bound", lambda self: None)
+    with pytest.raises(UserError, match="mdlm has no bound to choose a gap's length by"):
+        model.sample(n=1, steps=2, infill="Mia {1-2}.")
 
 
 def test_the_network_is_not_told_the_time(trained: MDLMSettings) -> None:

@@ -98,7 +98,9 @@ def test_the_list_of_methods(capsys: pytest.CaptureFixture[str]) -> None:
 def test_no_other_room_names_a_neighbour() -> None:
     """MDLM is one file: the proof of the seam."""
     home = Path(tsdfm.__file__).parent
-    others = [path for path in home.rglob("*.py") if "methods" not in path.parts]
+    others = [
+        path for path in home.rglob("*.py") if not {"methods", "public"} & set(path.parts)
+    ]  # public: by its layout
     code = [path.name for path in others if re.search(r"""["']mdlm["']|methods\.mdlm""", path.read_text())]
     assert code == []
     lines = (home / "methods" / "mdlm.py").read_text().splitlines()

@@ -11,8 +11,9 @@ import torch
 from tsdfm.cli import main
 from tsdfm.errors import UserError
 from tsdfm.flow import Cosine, Mask, Polynomial, RowNoise, Uniform, jump_from, solve
+from tsdfm.flow.psi import PsiJump, Steady
 from tsdfm.methods import jump_for, method
-from tsdfm.methods.remdm import ConfidenceReMDM, ReMDMJump, with_eta
+from tsdfm.methods.remdm import ConfidenceReMDM, ReMDMPace, with_eta
 from tsdfm.nn.settings import Shape
 from tsdfm.nn.velocity import VelocitySpec
 
@@ -71,9 +72,9 @@ def test_without_remasking_it_is_the_ancestral_step(kind: str) -> None:
 
 @pytest.mark.parametrize("steps", [3, 4, 8, 16, 33])
 def test_the_phases_of_the_loop_are_whole_steps(steps: int) -> None:
-    jump = with_eta("loop", Polynomial(1.0), SOURCE)
+    pace = ReMDMPace(Polynomial(1.0), SOURCE, 0.02, "loop")
     h = torch.tensor([1 / steps], dtype=torch.float64)
-    rates = [jump.rates(torch.tensor([k / steps], dtype=torch.float64), h) for k in range(steps)]
+    rates = [pace.sigma(torch.tensor([k / steps], dtype=torch.float64), h) for k in range(steps)]
     alphas = [float(before) for before, _, _ in rates]
     assert alphas[0] == 0.0
     assert float(rates[-1][1]) == pytest.approx(1.0)
@@ -84,7 +85,7 @@ def test_the_phases_of_the_loop_are_whole_steps(steps: int) -> None:
     assert not looping[-1]
     assert all(alphas[k] == pytest.approx(0.9) for k in range(steps) if looping[k])
     with pytest.raises(UserError, match="three equal steps"):
-        jump.rates(torch.zeros(1), torch.tensor([0.5]))
+        pace.rates(torch.zeros(1), torch.tensor([0.5]))
 
 
 def test_confidence_takes_back_the_least_sure() -> None:
@@ -111,17 +112,59 @@ def spec(source: str) -> VelocitySpec:
 
 def test_by_name_and_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     jump = jump_for("remdm-cap:0.25", spec("mask"))
-    assert isinstance(jump, ReMDMJump)
-    assert jump.eta == 0.25
-    assert jump_for("remdm-loop", spec("mask")).eta == 0.02  # type: ignore[attr-defined]
-    for name in ("remdm-cap", "remdm-conf"):
-        with pytest.raises(UserError, match="mask source"):
-            jump_for(name, spec("uniform"))
+    assert isinstance(jump, PsiJump)
+    assert jump.pace.eta == 0.25  # type: ignore[attr-defined]
+    assert jump_for("remdm-loop", spec("mask")).pace.eta == 0.02  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match="mask source"):
+        jump_for("remdm-conf", spec("uniform"))
+    with pytest.raises(UserError, match=r"at most 0\.1"):
+        jump_for("remdm-loop:0.2", spec("uniform"))
     for wrong in ("remdm-cap:2", "remdm-cap:x", "euler:3", "remdm-conf:x", "remdm-conf:0.3"):
         with pytest.raises(UserError):
             jump_for(wrong, spec("mask"))
     assert method("remdm").trains is False
     assert main(["train", "remdm", "--tokens", "a", "--out", str(tmp_path / "b")]) == 2
     assert "a way to sample" in capsys.readouterr().err
-    with pytest.raises(UserError, match="mask source"):
-        with_eta("cap", Polynomial(1.0), Uniform(V))
+
+
+@pytest.mark.parametrize(("kind", "eta"), [("cap", 0.1), ("cap", 0.9), ("rescale", 0.4)])
+def test_psi_is_remdm(kind: str, eta: float) -> None:
+    """κ = 1 − σ/(1 − α_s) turns Duo's Ψ, as its authors write it, into ReMDM's two lines."""
+    before, after = 0.4, 0.65
+    t, h = (torch.tensor([x], dtype=torch.float64) for x in (before, after - before))
+    pace = ReMDMPace(Polynomial(1.0), SOURCE, eta, kind)
+    sigma = float(pace.sigma(t, h)[2])
+    kappa = 1 - float(pace.rates(t, h)[2])
+    assert kappa == pytest.approx(1 - sigma / (1 - after))
+    reveal = (after - before) / (1 - before)
+    psi = kappa * reveal + (1 - kappa) * after  # a [MASK]: the exact step, or a fresh x_0 noised to s
+    assert psi == pytest.approx((after - (1 - sigma) * before) / (1 - before))
+    assert (1 - kappa) * (1 - after) == pytest.approx(sigma)  # what is revealed: kept by both but for the noising
+
+
+@pytest.mark.parametrize(("kind", "eta"), [("cap", 0.1), ("rescale", 0.4)])
+def test_on_the_uniform_source_it_is_psi(kind: str, eta: float) -> None:
+    schedule, t, h = Polynomial(1.0), 0.4, 0.25
+    mine = with_eta(kind, schedule, Uniform(V), eta)
+    share = eta if kind == "rescale" else min(eta, 1 - t - h) / (1 - t - h)
+    theirs = PsiJump(schedule, Uniform(V), Steady(schedule, share))
+    x = torch.randint(V, (500, 6), generator=torch.Generator().manual_seed(0))
+    times = [torch.full((500,), value, dtype=torch.float64) for value in (t, h)]
+    logits = P.log().expand(500, 6, V)
+    assert torch.equal(mine(x, logits, *times, noise(500)), theirs(x, logits, *times, noise(500)))
+
+
+def test_the_loop_tells_the_network_the_time_of_its_share() -> None:
+    told = []
+
+    def model(x: torch.Tensor, t: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+        told.append(float(t[0]))
+        return P.log().expand(*x.shape, V)
+
+    x_0 = torch.zeros(2, 3, dtype=torch.int64)
+    solve(model, x_0, 8, with_eta("loop", Cosine(), Uniform(V), 0.1), noise(2))
+    shares = [float(Cosine().kappa(t)) for t in told]
+    assert shares == pytest.approx([0.0, 0.225, 0.45, 0.675, 0.9, 0.9, 0.9, 0.9], abs=1e-6)
+    del told[:]
+    solve(model, x_0, 8, with_eta("cap", Cosine(), Uniform(V), 0.1), noise(2))
+    assert told == pytest.approx([k / 8 for k in range(8)])

@@ -116,14 +116,15 @@ def test_by_the_command_line_from_a_student(
     assert not (tmp_path / "no").exists()
 
 
-@pytest.mark.parametrize("name", ["llada", "dream"])
+@pytest.mark.parametrize("name", ["llada", "dream", "sedd"])
 def test_other_starts_of_the_mask_source(name: str, tokens: Path, tmp_path: Path) -> None:
-    """One that was trained on shorter rows too, and one whose answers are shifted: the student's still are."""
-    start = many_step(name, tokens, tmp_path / name, steps=2)
+    """Shorter rows, shifted answers, scores by σ: the student is told and asked as its start is."""
+    start = many_step(name, tokens, tmp_path / name, steps=2, source="mask")
     short = SDTTLoop(steps=2, batch=4, device="cpu", eval_every=0, save_every=0)
     out = METHOD.train(settings_for(tokens, start, tmp_path / "run", loop=short))
     before, after = (read_manifest(run)["model"] for run in (start, out))
-    assert (after["shift"], after["time"]) == (before["shift"], before["time"]) == (name == "dream", False)
+    assert [after[word] for word in ("shift", "time", "clock")] == [before[word] for word in ("shift", "time", "clock")]
+    assert (after["shift"], after["clock"] == "sigma", after["logits"]) == (name == "dream", name == "sedd", "subs")
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     first = next(line["loss"] for line in lines if "loss" in line)
     assert first < 0.1  # it begins as its teacher

@@ -183,7 +183,8 @@ def test_a_batch_by_hand(tokens: Path, masked_models: dict[str, Path]) -> None:
     start = load_velocity(masked_models["dfm"])
     spec = dataclasses.replace(start.spec, logits="subs")
     size = 13  # 39 free positions are three blocks
-    settings = settings_for(tokens, masked_models["dfm"], Path("nowhere"), block=size, share_power=1.0)
+    how = {"block": size, "share_power": 1.0, "fake": "greedy"}
+    settings = settings_for(tokens, masked_models["dfm"], Path("nowhere"), **how)
     task = METHOD.task(settings, spec, None, Processes())
     task.model = start.net.double()
     task.bind(Context(ema=None, world=Processes()))
@@ -209,7 +210,7 @@ def test_a_batch_by_hand(tokens: Path, masked_models: dict[str, Path]) -> None:
 
 @pytest.fixture(scope="module")
 def trained(tokens: Path, masked_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> T3DSettings:
-    settings = settings_for(tokens, masked_models["mdlm"], tmp_path_factory.mktemp("t3d") / "run", fake="draw")
+    settings = settings_for(tokens, masked_models["mdlm"], tmp_path_factory.mktemp("t3d") / "run")
     METHOD.train(settings)
     return settings
 

@@ -279,5 +279,22 @@ def test_places_are_told_apart_only_where_they_are_learned() -> None:
     assert placed(x_t[:, :4], t).shape[1] == 4  # shorter rows are fine
     with pytest.raises(UserError, match=r"net\.positions is 6"):
         placed(torch.zeros(1, 7, dtype=torch.int64), t)
-    with pytest.raises(UserError, match="0 for none"):
+    with pytest.raises(UserError, match="positions must be from 0"):
         NetSettings(positions=-1).shape()
+
+
+def test_a_law_over_tokens_is_shown_as_its_mean_embedding() -> None:
+    """Some tokens one by one and the rest alike, against a whole law; one token with all the weight is that token."""
+    net = stir(tiny_net()).double()
+    x_t, t, _ = inputs()
+    x_t = x_t.clamp(max=VOCAB - 1)
+    few = torch.stack([x_t, (x_t + 1) % VOCAB], -1)
+    weights = torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64).expand(*x_t.shape, 3)
+    law = torch.full((*x_t.shape, VOCAB), 0.3 / VOCAB, dtype=torch.float64).scatter_add(-1, few, weights[..., :2])
+    torch.testing.assert_close(net.embed(few, weights), law @ net.embedding.weight[:VOCAB])
+    sure = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64).expand_as(weights)
+    torch.testing.assert_close(net(few, t.double(), None, sure), net(x_t, t.double()))
+    net(few, t.double(), None, weights).sum().backward()
+    assert net.embedding.weight.grad is not None
+    assert bool((net.embedding.weight.grad[:VOCAB] != 0).all())
+    assert not net.embedding.weight.grad[VOCAB:].any()  # [MASK] is no token of the law

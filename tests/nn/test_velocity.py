@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +62,8 @@ def test_what_may_differ() -> None:
 
 
 def test_a_folder_without_a_network(tmp_path: Path) -> None:
-    write_manifest(tmp_path, stage="tokens", settings=None, inputs={})
-    with pytest.raises(UserError, match=r"holds no velocity network .*'tokens'"):
+    write_manifest(tmp_path, stage="elsewhere", settings=None, inputs={})
+    with pytest.raises(UserError, match=r"holds no velocity network .*'elsewhere'"):
         spec_in(read_manifest(tmp_path), tmp_path)
     with pytest.raises(UserError, match="no folder"):
         spec_in(read_manifest(tmp_path / "nowhere"), tmp_path / "nowhere")
@@ -115,3 +116,18 @@ def test_only_a_step_size_network_sees_h() -> None:
         model = as_model(velocity.net, velocity.spec)
         assert torch.equal(model(x_t, t, torch.tensor([0.1], dtype=torch.float64)), small)
         assert velocity.device == torch.device("cpu")
+
+
+def test_a_network_may_be_told_the_noise() -> None:
+    """σ = −log(ε + (1−ε)κ): the log-linear noise of public checkpoints, and a field that older ones need not have."""
+    t = torch.tensor([0.0, 0.25, 1.0])
+    told, none = tiny_spec(clock="sigma").told(t, t)
+    assert none is None
+    assert told.dtype == t.dtype
+    assert told.tolist() == pytest.approx([-math.log(1 - (1 - 1e-3) * (1 - x)) for x in t.tolist()], abs=1e-6)
+    assert torch.equal(tiny_spec().told(t, t)[0], t)
+    assert not tiny_spec(clock="sigma", time=False).told(t, t)[0].any()
+    assert "clock" not in tiny_spec().identity()
+    assert tiny_spec(clock="sigma").identity()["clock"] == "sigma"
+    with pytest.raises(UserError, match="clock takes one of t, sigma"):
+        build(VelocitySpec, {**tiny_spec().plain(), "clock": "noise"})

@@ -75,7 +75,7 @@ def test_its_metadata_says_who_what_and_for_whom(home: Path) -> None:
         assert found.metadata[name], name
     assert "Typing :: Typed" in (found.metadata.get_all("Classifier") or [])
     extras = found.metadata.get_all("Provides-Extra") or []
-    assert {"hub", "judges", "parquet", "tensorboard", "wandb", "zstd"} <= set(extras)
+    assert {"hub", "judges", "parquet", "serve", "tensorboard", "wandb", "zstd"} <= set(extras)
 
 
 def test_it_writes_and_trains_from_any_folder(home: Path, tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def test_a_run_by_another_jump_is_found(masked: Path) -> None:
     [
         (["{home}", "--reference", "nobody"], "no run is called nobody: give --reference one of teacher, fs-dfm"),
         (["{home}/fs-dfm-uniform@nothing"], "unknown jump 'nothing'"),
-        (["{home}/fs-dfm-uniform@remdm-cap:0.1"], "mask"),
+        (["{home}/fs-dfm-uniform@eb:0.1"], "mask"),
         (["{home}/nowhere@euler"], "no folder at"),
         (["{home}", "--also", "fs-dfm"], "also takes METHOD@JUMP, not 'fs-dfm'; the methods here: control, fs-dfm"),
         (["{home}", "--also", "mdlm@euler"], "also takes METHOD@JUMP, not 'mdlm@euler'"),

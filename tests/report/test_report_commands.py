@@ -304,6 +304,8 @@ def test_a_command_makes_itself_again() -> None:
         (["report", "policy", "{home}", "--temperatures", "0.8,-1"], "temperatures must be above 0"),
         (["report", "candidates", "{home}", "--temperatures", "0.8,nan"], "temperatures must be above 0"),
         (["report", "frontier", "{home}", "--temperatures", "0,1"], "temperatures must be above 0"),
+        (["report", "main", "{home}", "--steps", "0"], "steps must be from 1 to 1,000,000"),
+        (["report", "candidates", "{home}", "--steps", "0"], "steps must be from 1 to 1,000,000"),
         (["report", "mauve", "{home}"], "MAUVE needs the features of a network"),
         (["report", "mauve", "{home}", "--clusters", "1"], "clusters must be at least 2"),
     ],

@@ -16,13 +16,13 @@ from tiny_nets import save_run, tiny_spec, tiny_velocity
 
 from tsdfm.cli import main
 from tsdfm.distil.settings import NavigateSettings
-from tsdfm.engine.graphs import Recording, Replayed
+from tsdfm.engine.graphs import Recording, Replayed, Routines
 from tsdfm.engine.runner import Runner, wrapped
 from tsdfm.errors import UserError
 from tsdfm.nn.settings import NetSettings
 from tsdfm.samples.guide import Guide
 from tsdfm.samples.model import TextModel
-from tsdfm.samples.quick import PAYS, Pass, Quick, by_logits, filled, fitting, row_bytes
+from tsdfm.samples.quick import PAYS, OneRow, Pass, Quick, by_logits, filled, fitting, row_bytes, settled
 from tsdfm.tokens.tokenizer import ByteTokenizer
 
 GIB = 2**30
@@ -66,6 +66,88 @@ def test_replays_change_nothing_and_are_recorded_once(step_size: bool, given: di
     assert model.passes.quick is quick
 
 
+class RoutinesByHand(Routines):
+    """The same for whole steps."""
+
+    def safe(self, inputs: Any) -> bool:
+        return not self.off
+
+    def record(self, inputs: Any) -> Recording:
+        static, fn = [x.clone() for x in inputs], self.fn
+        rooms = list[torch.Tensor](fn(*static))
+
+        def replay() -> None:
+            for room, value in zip(rooms, fn(*static), strict=True):
+                room.copy_(value)
+
+        return Recording(SimpleNamespace(replay=replay), static, rooms)
+
+
+@pytest.mark.parametrize("source", ["uniform", "mask"])
+def test_whole_steps_of_one_text_are_the_same_numbers(source: str) -> None:
+    """As they are, and recorded: with limits, temperatures, top-p and what is given; one recording for each kind."""
+    plain = tiny_model("off", source=source, step_size=True)
+    routines = RoutinesByHand(plain.velocity.net.hidden, plain.velocity.net)
+    ones = [OneRow(plain.velocity), OneRow(plain.velocity, routines)]
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"prefix": "Mia "},
+        {"infill": "a {3} b {2}", "temperature": 0.7},
+        {"top_p": 0.8},
+        {"temperature": 0.0, "jump": "euler"},
+    ]
+    for one in ones:
+        model = tiny_model("off", source=source, step_size=True)
+        model.passes.model = lambda rows, passes, reads="posterior", one=one: Pass(plain.velocity, 1, reads, one=one)  # type: ignore[method-assign]
+        for seed in (1, 2):
+            for how in kinds:
+                made, wanted = (each.sample(n=3, steps=4, seed=seed, batch=1, **how) for each in (model, plain))
+                assert torch.equal(made.tokens, wanted.tokens)
+    assert len(routines.made) == len(kinds)
+    model.sample(n=1, steps=3, jump="hazard-euler")  # this jump remembers: its steps are not whole ones
+    assert len(routines.made) == len(kinds)
+
+
+def test_a_network_that_is_told_a_number_of_its_own_takes_no_whole_steps() -> None:
+    """Its number is drawn before each pass, outside of what could be recorded."""
+    plain, model = (tiny_model("off", step_size=True, latent=True) for _ in range(2))
+    passed = Pass(plain.velocity, 1, one=OneRow(plain.velocity))
+    model.passes.model = lambda rows, passes, reads="posterior": passed  # type: ignore[method-assign]
+    made, wanted = (each.sample(n=3, steps=4, seed=1, batch=1) for each in (model, plain))
+    assert torch.equal(made.tokens, wanted.tokens)
+
+
+def test_settled_weights_make_the_same_bits() -> None:
+    """What autocast casts in every pass is cast once; all else stays as it is."""
+    velocity = tiny_velocity(tiny_spec(step_size=True), torch.float32)
+    net = settled(velocity.net)
+    assert settled(net) is net
+    assert velocity.net.blocks[0].qkv.weight.dtype == torch.float32  # a copy
+    assert {p.dtype for p in net.parameters()} == {torch.bfloat16, torch.float32}
+    x, t = torch.arange(60).view(3, 20), torch.tensor([0.1, 0.5, 0.9])
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        for model in (Pass, lambda v: Pass(v, 5)):
+            mine, own = (model(dataclasses.replace(velocity, net=each)) for each in (net, velocity.net))
+            assert torch.equal(mine(x, t, t / 4), own(x, t, t / 4))
+            assert torch.equal(mine.look(x, t, t / 4)(torch.arange(9)), own.look(x, t, t / 4)(torch.arange(9)))
+
+
+@needs_gpu
+@pytest.mark.parametrize("bf16", [False, True])
+def test_one_text_is_one_graph_and_the_same_text(bf16: bool) -> None:
+    velocity = tiny_velocity(tiny_spec(step_size=True), torch.float32)
+    velocity.net.to("cuda").requires_grad_(False)
+    models = [TextModel(velocity, ByteTokenizer(), "teacher", bf16, quick) for quick in ("record", "off")]
+    for how in ({}, {"prefix": "Mia "}, {"temperature": 0.7}):
+        made, wanted = (model.sample(n=3, steps=8, seed=1, batch=1, **how).tokens for model in models)
+        assert torch.equal(made, wanted)
+    one = models[0].passes.one
+    assert one is not None
+    assert one.routines is not None
+    assert not one.routines.off
+    assert len(one.routines.made) == 3
+
+
 def test_when_recording_pays() -> None:
     gpu: Any = SimpleNamespace(device=torch.device("cuda"))
     auto = Quick(gpu)
@@ -105,7 +187,7 @@ def test_places_are_those_of_the_whole() -> None:
         whole = velocity(x, t, t / 4)
         assert torch.equal(Pass(velocity)(x, t, t / 4), whole)
         other = dataclasses.replace(velocity, net=wrapped(velocity.net, velocity.net.hidden))
-        for model in (Pass(velocity), Pass(other), Pass(other, 5)):
+        for model in (Pass(velocity), Pass(other), Pass(other, 5), Pass(other, 5, places=3)):
             read = model.look(x, t, t / 4)
             assert torch.allclose(read(places), whole.flatten(0, 1)[places], rtol=1e-12, atol=1e-12)
             assert read(places[:0]).shape == (0, 257)

@@ -168,7 +168,7 @@ class Remembers(Velocity):
         chance = (-9.0 * unlike.sum(-1)).softmax(-1)
         return ((chance @ self.each).view(*x_t.shape, -1) + 1e-9).log()
 
-    def model(self, rows: int, passes: int) -> Remembers:
+    def model(self, rows: int, passes: int, reads: str = "posterior") -> Remembers:
         """As `samples.quick.Quick` has it."""
         return self
 

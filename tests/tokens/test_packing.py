@@ -13,6 +13,7 @@ from packing_parts import packs, settings
 from processes import Child
 from tsdfm.corpus import CorpusSettings, read_split
 from tsdfm.corpus.run import run as make_corpus
+from tsdfm.corpus.store import read_documents
 from tsdfm.errors import UserError
 from tsdfm.store.manifest import read_manifest
 from tsdfm.tokens import TokenRows, load_tokenizer
@@ -108,9 +109,9 @@ def test_a_killed_run_goes_on_and_gives_the_same_bytes(
 
     def spy(folder, split, start=0):
         started.append((split, start))
-        return read_split(folder, split, start)
+        return read_documents(folder, split, start)
 
-    monkeypatch.setattr(run_module, "read_split", spy)
+    monkeypatch.setattr(run_module, "read_documents", spy)
     run(settings(corpus, out, layout=layout))
     assert {p: (p.stat().st_ino, p.stat().st_mtime_ns) for p in finished} == stamps
     if finished and point != "finishing":

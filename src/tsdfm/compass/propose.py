@@ -11,7 +11,10 @@ import torch
 from torch import Tensor
 
 from tsdfm.engine.runner import is_recorded
-from tsdfm.flow import LeaveJump, draw
+from tsdfm.errors import UserError
+from tsdfm.flow import Jump, draw, reads_of
+from tsdfm.flow.jump import PositionJump, Remembers
+from tsdfm.flow.logits import Reads
 from tsdfm.kernels.head import quick_logits
 from tsdfm.nn.velocity import Velocity
 
@@ -19,19 +22,23 @@ ROOM = {"cpu": 1 << 24, "cuda": 1 << 29}  # logits alive at once
 
 
 @torch.no_grad()
-def propose(velocity: Velocity, x: Tensor, t: Tensor, h: Tensor, u: Tensor, jump: LeaveJump) -> Tensor:
+def propose(velocity: Velocity, x: Tensor, t: Tensor, h: Tensor, u: Tensor, jump: Jump) -> Tensor:
     """N jumps [B, N, L] from each state x [B, L] at t [B] over h [B], by uniforms u [B, N, L, 2].
 
-    Equal to `jump.move(x, velocity(x, t, h), t, h, u[:, n])` for each n; anchor positions stay.
+    Equal to `jump.move(x, read, t, h, u[:, n])` for each n, where `read` is what the jump reads at x; anchor positions
+    stay. The jump must decide position by position.
     """
-    hidden = hidden_of(velocity, x, t, h)
-    can = u[..., 0] < jump.leave(x, torch.ones_like(u[:, 0, :, 0]), t, h)[:, None]
+    if not isinstance(jump, PositionJump) or isinstance(jump, Remembers):
+        raise UserError("a jump that looks at a whole text cannot propose several states: use euler or cumulative")
+    hidden, reads = hidden_of(velocity, x, t, h), reads_of(jump)
+    xs, ts, hs = (y.repeat_interleave(u.shape[1], 0) for y in (x, t, h))
+    can = jump.needs(xs, ts, hs, u.flatten(0, 1)).view(u.shape[:3])
     can[..., : velocity.spec.anchor] = False
     out = x[:, None].expand(-1, u.shape[1], -1).clone()
     b, n, l = can.nonzero(as_tuple=True)
     for part in parts(len(b), velocity):
         i, j, k = b[part], n[part], l[part]
-        logits = answers(velocity, hidden[i, k], x[i, k])
+        logits = answers(velocity, hidden[i, k], x[i, k], t[i], reads)
         moved = jump.move(x[i, k][:, None], logits[:, None], t[i], h[i], u[i, j, k][:, None])
         out[i, j, k] = moved[:, 0]
     return out
@@ -45,14 +52,14 @@ def reconstruct(velocity: Velocity, x: Tensor, t: Tensor, where: Tensor, u: Tens
     b, l = where.nonzero(as_tuple=True)
     for part in parts(len(b), velocity):
         i, k = b[part], l[part]
-        out[i, k] = draw(answers(velocity, hidden[i, k], x[i, k]), u[i, k])
+        out[i, k] = draw(answers(velocity, hidden[i, k], x[i, k], t[i]), u[i, k])
     return out
 
 
-def answers(velocity: Velocity, hidden: Tensor, x: Tensor) -> Tensor:
-    """Logits of x_1 [N, V] of positions with hidden states [N, D] and tokens x [N]."""
-    logits, mean = quick_logits(hidden, velocity.net.head), velocity.spec.meaning()
-    return logits if mean is None else mean(logits, x)
+def answers(velocity: Velocity, hidden: Tensor, x: Tensor, t: Tensor, reads: Reads = "posterior") -> Tensor:
+    """Logits of x_1, or the score [N, V], of positions with hidden states [N, D] and tokens x [N] at times t [N]."""
+    logits, mean = quick_logits(hidden, velocity.net.head), velocity.spec.meaning(reads)
+    return logits if mean is None else mean(logits, x, t)
 
 
 def hidden_of(velocity: Velocity, x: Tensor, t: Tensor, h: Tensor) -> Tensor:

@@ -22,10 +22,20 @@ FORMATS = {".txt": "text", ".text": "text", ".md": "text", ".jsonl": "jsonl", ".
 
 
 class Document(NamedTuple):
-    """A text and where it came from (a file name and a place in it)."""
+    """A text and where it came from (a file name and a place in it); the answer to its `prompt`, where it has one.
+
+    Documents of one `group` are in one split.
+    """
 
     text: str
     origin: str
+    prompt: str = ""
+    group: str = ""
+
+    @property
+    def key(self) -> str:
+        """What decides the split: the group, or the prompt, so that no prompt is in two of them, or else the text."""
+        return self.group or self.prompt or self.text
 
 
 def file_kind(path: Path) -> str | None:
@@ -134,8 +144,8 @@ def _paragraphs(file: Iterable[str]) -> Iterator[str]:
         yield "".join(held).rstrip("\r\n")
 
 
-def read_jsonl(path: Path, field: str) -> Iterator[Document]:
-    """One document from each line of a jsonl file; blank lines are passed over."""
+def read_jsonl(path: Path, field: str, prompt: str | None = None) -> Iterator[Document]:
+    """One document from each line of a jsonl file, with the prompt in that field; blank lines are passed over."""
     with open_text(path) as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
@@ -147,11 +157,11 @@ def read_jsonl(path: Path, field: str) -> Iterator[Document]:
                 raise UserError(f"{where} is not valid JSON ({problem}): mend or remove the line") from None
             if not isinstance(row, dict):
                 raise UserError(f"{where} is not a JSON object with a field {field!r}")
-            yield Document(pick(row, field, where), f"{path.name}:{number}")
+            yield document_of(row, field, prompt, where, f"{path.name}:{number}")
 
 
-def read_parquet(path: Path, field: str) -> Iterator[Document]:
-    """One document from each row of a parquet file; only the wanted columns are read."""
+def read_parquet(path: Path, field: str, prompt: str | None = None) -> Iterator[Document]:
+    """One document from each row of a parquet file, with the prompt in that column; only wanted columns are read."""
     try:
         import pyarrow
         import pyarrow.parquet as parquet
@@ -159,7 +169,7 @@ def read_parquet(path: Path, field: str) -> Iterator[Document]:
         raise UserError(f"reading {path.name} needs pyarrow: pip install 'tsdfm[parquet]'") from None
     try:
         with parquet.ParquetFile(path) as file:
-            names = field.split("+")
+            names = [*field.split("+"), *(prompt.split("+") if prompt else ())]
             for name in names:
                 if name not in file.schema_arrow.names:
                     raise UserError(f"{path} has no column {name!r}{nearest(name, file.schema_arrow.names)}")
@@ -167,18 +177,25 @@ def read_parquet(path: Path, field: str) -> Iterator[Document]:
             for batch in file.iter_batches(batch_size=256, columns=names):
                 for row in batch.to_pylist():
                     number += 1
-                    yield Document(pick(row, field, f"{path}, row {number}"), f"{path.name}:{number}")
+                    yield document_of(row, field, prompt, f"{path}, row {number}", f"{path.name}:{number}")
     except (pyarrow.ArrowInvalid, pyarrow.ArrowIOError) as problem:
         first = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
         raise UserError(f"{path} is not a whole parquet file ({first}): fetch it again") from None
 
 
-def pick(row: Mapping[str, Any], field: str, where: str) -> str:
-    """The text of a row; `a+b` joins two fields by a newline."""
+def document_of(row: Mapping[str, Any], field: str, prompt: str | None, where: str, origin: str) -> Document:
+    """The document of a row, and its prompt if it is to have one."""
+    return Document(pick(row, field, where), origin, pick(row, prompt, where, "prompt") if prompt else "")
+
+
+def pick(row: Mapping[str, Any], field: str, where: str, setting: str = "field") -> str:
+    """The text of a row, whose field the `setting` named; `a+b` joins two fields by a newline."""
     texts = []
     for name in field.split("+"):
         if name not in row:
-            raise UserError(f"{where} has no field {name!r}{nearest(name, row)}; set `field` to the one with the text")
+            raise UserError(
+                f"{where} has no field {name!r}{nearest(name, row)}; set `{setting}` to the one with the text"
+            )
         if not isinstance(row[name], str):
             raise UserError(f"{where}: field {name!r} holds {type(row[name]).__name__}, not text")
         texts.append(row[name])

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tsdfm.corpus.files import Document, pick
+from tsdfm.corpus.files import Document, document_of
 from tsdfm.corpus.settings import SourceSettings
 from tsdfm.corpus.wikitext import articles
 from tsdfm.errors import UserError
@@ -39,9 +39,14 @@ def read_hub(source: SourceSettings) -> Iterator[Document]:
         raise UserError(f"could not read {name} from the hub, as {reason}: check the network, or give files by --path")
     try:
         rows = datasets.load_dataset(alias.dataset, config, split=source.part, streaming=True)
-        texts = (pick(row, source.field, f"{name}, row {number}") for number, row in enumerate(rows, 1))
-        whole = articles(texts) if alias.cut == "wikitext" else texts
-        for number, text in enumerate(whole, 1):
+        found = (
+            document_of(row, source.field, source.prompt, f"{name}, row {number}", f"{name}:{number}")
+            for number, row in enumerate(rows, 1)
+        )
+        if alias.cut != "wikitext":
+            yield from found
+            return
+        for number, text in enumerate(articles(document.text for document in found), 1):
             yield Document(text, f"{name}:{number}")
     except UserError:
         raise

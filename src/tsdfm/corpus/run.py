@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,7 @@ def _finished(settings: CorpusSettings, inputs: dict[str, Path]) -> bool:
 def _worlds(sources: tuple[SourceSettings, ...]) -> dict[str, str]:
     """The fingerprints of the worlds among the sources: one may change with a new version, or with its weights."""
     from tsdfm.corpus.storyteller import WEIGHTS, folder_of
+    from tsdfm.corpus.sums import sums_named
     from tsdfm.corpus.world import world_named
     from tsdfm.store.files import file_sha256
 
@@ -107,13 +108,21 @@ def _worlds(sources: tuple[SourceSettings, ...]) -> dict[str, str]:
         kind, which = source.world() or ("", "")
         if kind == "world":
             found[str(source.name)] = world_named(which or "full").fingerprint
+        elif kind == "sums":
+            found[str(source.name)] = sums_named(which or "large").fingerprint
         elif kind:
             found[source.label] = file_sha256(folder_of(which) / WEIGHTS)
     return dict(sorted(found.items()))
 
 
 def _same(found: dict[str, Any], settings: CorpusSettings) -> bool:
-    return {**found, "out": ""} == {**to_dict(settings), "out": ""}
+    return _known(found) == _known(to_dict(settings))
+
+
+def _known(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides a corpus; a prompt that is none is left out, as corpora made before there were any have it."""
+    kept = {name: value for name, value in settings.items() if name != "out" and (name, value) != ("prompt", None)}
+    return {**kept, "sources": [_known(source) for source in settings.get("sources", ())]}
 
 
 def _write(settings: CorpusSettings, sources: tuple[SourceSettings, ...], work: Path) -> list[Counter[str]]:
@@ -124,7 +133,7 @@ def _write(settings: CorpusSettings, sources: tuple[SourceSettings, ...], work: 
     spare = Spare(settings.seed)
     with _writing(work, counts) as write, TextProgress("corpus") as progress:
         for index, document in mix(streams, weights, settings.stop):
-            split = split_of(document.text, settings.valid, settings.seed)
+            split = split_of(document.key, settings.valid, settings.seed)
             write(split, index, document)
             if settings.valid > 0:
                 spare.see(split, index, document)
@@ -150,17 +159,21 @@ def _writing(work: Path, counts: list[Counter[str]]) -> Iterator[Callable[[str, 
 def _hold_out(work: Path, spare: Spare, keep: str, hold: str, sources: int) -> list[Counter[str]]:
     """Write the splits again: of the spare text `keep` is for training and `hold` is held out."""
     counts: list[Counter[str]] = [Counter() for _ in range(sources)]
+    assert spare.document is not None  # else nothing is held out
     whole = work / "whole"
     whole.mkdir()
     split_file(work, spare.split).rename(split_file(whole, spare.split))
     with _writing(work, counts) as write:
         for index, document in zip(spare.sources, read_documents(whole, spare.split), strict=True):
-            mine = document.text == spare.text
+            mine = document.key == spare.document.key
+            if document.prompt:
+                write("valid" if mine else "train", index, document)
+                continue
             for split, text in (("train", keep), ("valid", hold)) if mine else (("train", document.text),):
                 if text:
-                    write(split, index, Document(text, document.origin))
+                    write(split, index, document._replace(text=text))
     shutil.rmtree(whole)
-    what = f"the end of {spare.origin}" if keep else spare.origin
+    what = f"the end of {spare.document.origin}" if keep else spare.document.origin
     terminal.say(f"note: so few documents cannot be shared out by chance: {what} is held out")
     return counts
 

@@ -21,7 +21,7 @@ from tsdfm.errors import UserError
 from tsdfm.ranges import SEED
 from tsdfm.settings import Settings, option, required
 
-Kind = Literal["auto", "text", "jsonl", "parquet", "hub", "world", "storyteller"]
+Kind = Literal["auto", "text", "jsonl", "parquet", "hub", "world", "storyteller", "sums"]
 Cut = Literal["whole", "lines", "paragraphs", "wikitext"]
 
 
@@ -30,9 +30,12 @@ class SourceSettings(Settings):
     """One source of documents: a local file or folder (`path`), or something with a name (`name`)."""
 
     path: Path | None = option(None, "a file, or a folder that is searched for files")
-    name: str | None = option(None, "a hub dataset, fineweb-edu, wikitext-103, world:small, storyteller:FOLDER")
+    name: str | None = option(
+        None, "a hub dataset, fineweb-edu, wikitext-103, world:small, sums:small, storyteller:FOLDER"
+    )
     kind: Kind = option("auto", "what to read; auto goes by the name's ending")
     field: str = option("text", "field or column that holds the text; 'question+answer' joins two by a newline")
+    prompt: str | None = option(None, "field or column that holds a prompt, to which the text is the answer")
     cut: Cut = option("whole", "documents of a text file: the whole file, its lines, its paragraphs, WikiText articles")
     tidy: bool = option(False, "plain line ends, quotes, dashes and dots; no blank lines, no runs of spaces")
     drop: str | None = option(None, "leave out lines in which this regular expression is found, as in https?://")
@@ -64,7 +67,7 @@ class SourceSettings(Settings):
         """The world whose stories are drawn, as its kind and which one it is; none where texts are read."""
         named, _, which = str(self.name or "").partition(":")
         kind = named if self.kind == "auto" else self.kind
-        return (kind, which) if kind in ("world", "storyteller") and self.path is None else None
+        return (kind, which) if kind in ("world", "storyteller", "sums") and self.path is None else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +77,11 @@ class CorpusSettings(Settings):
     out: Path = required("folder for the corpus")
     path: Path | None = option(None, "the one source, if a file or folder")
     name: str | None = option(
-        None, "the one source, if it has a name: a hub dataset, fineweb-edu, world:small, storyteller:FOLDER"
+        None,
+        "the one source, if it has a name: a hub dataset, fineweb-edu, world:small, sums:small, storyteller:FOLDER",
     )
     field: str = option("text", "field of the one source that holds the text; 'question+answer' joins two")
+    prompt: str | None = option(None, "field of the one source that holds a prompt, to which the text is the answer")
     cut: Cut = option("whole", "documents of a text file: the whole file, its lines, its paragraphs, WikiText articles")
     tidy: bool = option(False, "plain line ends, quotes, dashes and dots; no blank lines, no runs of spaces")
     drop: str | None = option(None, "leave out lines in which this regular expression is found, as in https?://")
@@ -99,7 +104,7 @@ class CorpusSettings(Settings):
         if one and self.sources:
             raise UserError("give the corpus either path/name (one source) or sources (several), not both")
         if one:
-            same = ("path", "name", "field", "cut", "tidy", "drop", "limit", "seed")
+            same = ("path", "name", "field", "prompt", "cut", "tidy", "drop", "limit", "seed")
             return (SourceSettings(**{name: getattr(self, name) for name in same}),)
         if not self.sources:
             raise UserError("the corpus has no source: give --path FILE_OR_FOLDER or --name DATASET")

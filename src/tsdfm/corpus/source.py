@@ -25,7 +25,10 @@ def read(source: SourceSettings | Path | str) -> Iterator[Document]:
     if not isinstance(source, SourceSettings):
         source = SourceSettings(path=Path(source))
     rounds = itertools.chain.from_iterable(_read_once(source) for _ in range(source.repeat))
-    made = (Document(clean(prepared(text, source)), origin) for text, origin in rounds)
+    made = (
+        Document(clean(prepared(text, source)), origin, clean(prepared(prompt, source)), group)
+        for text, origin, prompt, group in rounds
+    )
     return itertools.islice((document for document in made if document.text.strip()), source.limit)
 
 
@@ -85,9 +88,21 @@ def _read_once(source: SourceSettings) -> Iterator[Document]:
 
 
 def _read_world(source: SourceSettings, kind: str, which: str) -> Iterator[Document]:
-    """Stories drawn from a world: `world:small` names one of several, `storyteller:FOLDER` a model's folder."""
+    """Stories drawn from a world: `world:small` names one of several, `storyteller:FOLDER` a model's folder.
+
+    `sums:small` draws word problems, whose texts are the answers to their prompts; those of one sum are in one split.
+    """
+    without_prompt(source, "a world")
     if source.limit is None:
         raise UserError("a world has no end: give limit, the number of stories")
+    if kind == "sums":
+        from tsdfm.corpus.sums import problems, sums_named
+
+        sums = sums_named(which or "large")
+        for number, problem in enumerate(problems(source.seed, source.limit, world=sums)):
+            origin = f"sums:{sums.name}:{source.seed}:{number}"
+            yield Document(problem.answer, origin, problem.prompt, str(problem.sum))
+        return
     if kind == "world":
         from tsdfm.corpus.world import stories, world_named
 
@@ -108,13 +123,22 @@ def _read_files(source: SourceSettings, root: Path) -> Iterator[Document]:
         place = os.fsencode(place).decode("utf-8", "replace")  # a name need not be text
         match kind:
             case "jsonl":
-                documents = read_jsonl(path, source.field)
+                documents = read_jsonl(path, source.field, source.prompt)
             case "parquet":
-                documents = read_parquet(path, source.field)
+                documents = read_parquet(path, source.field, source.prompt)
             case _:
+                without_prompt(source, path.name)
                 documents = read_text(path, source.cut)
-        for text, origin in documents:
-            yield Document(text, place + origin.removeprefix(path.name))
+        for document in documents:
+            yield document._replace(origin=place + document.origin.removeprefix(path.name))
+
+
+def without_prompt(source: SourceSettings, what: str) -> None:
+    """Refuse a prompt where there are no fields."""
+    if source.prompt is not None:
+        raise UserError(
+            f"{what} has no field {source.prompt!r} for a prompt: prompts come from jsonl, parquet or the hub"
+        )
 
 
 def find_files(source: SourceSettings) -> list[Path]:
@@ -122,7 +146,7 @@ def find_files(source: SourceSettings) -> list[Path]:
     root, kind = source.path, source.kind
     if root is None:
         return []
-    if kind in ("hub", "world", "storyteller"):
+    if kind in ("hub", "world", "storyteller", "sums"):
         raise UserError(f"a source of kind {kind!r} takes a name, not a path")
     if not root.exists():
         raise UserError(f"no file or folder at {root}")

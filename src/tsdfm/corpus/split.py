@@ -34,12 +34,12 @@ def split_of(text: str, valid: float, seed: int = 0) -> str:
 class Spare:
     """What to hold out of a corpus too small for chance: the text of the lowest number, which comes first at any share.
 
-    It is looked for only as long as one of the splits is empty.
+    It is looked for only as long as one of the splits is empty. An answer is held out whole, with all others to the
+    same prompt.
     """
 
     seed: int
-    text: str | None = None
-    origin: str = ""
+    document: Document | None = None
     number: int = 1 << 64
     copies: int = 0
     characters: int = 0  # of all texts
@@ -51,13 +51,13 @@ class Spare:
         """A document was written to a split."""
         if self.settled:
             return
-        number = number_of(document.text, self.seed)
-        first = self.text is None
+        number = number_of(document.key, self.seed)
+        first = self.document is None
         if not first and (split != self.split or (split == "valid" and number != self.number)):
-            self.settled, self.text, self.sources = True, None, array("I")
+            self.settled, self.document, self.sources = True, None, array("I")
             return
         if number < self.number:
-            self.text, self.origin, self.number, self.copies = document.text, document.origin, number, 0
+            self.document, self.number, self.copies = document, number, 0
         self.copies += number == self.number
         self.characters += len(document.text)
         self.split = split
@@ -68,7 +68,9 @@ class Spare:
 
         Nothing of both where neither split is empty.
         """
-        text = self.text or ""
+        text = self.document.text if self.document else ""
+        if self.document and self.document.prompt:
+            return ("", text) if self.copies < len(self.sources) else (text, "")
         return ("", text) if self.copies * len(text) <= WHOLE * self.characters else cut_off(text, valid)
 
 

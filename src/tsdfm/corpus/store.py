@@ -29,7 +29,8 @@ class SplitWriter:
         self.file = io.BufferedWriter(packed, 1 << 20)  # type: ignore[arg-type, unused-ignore]
 
     def write(self, document: Document) -> None:
-        row = {"text": document.text, "origin": document.origin}
+        asked = {"prompt": document.prompt} if document.prompt else {}
+        row = {**asked, "text": document.text, "origin": document.origin}
         self.file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
 
     def __enter__(self) -> SplitWriter:
@@ -58,7 +59,7 @@ def read_documents(folder: str | Path, split: str, start: int = 0) -> Iterator[D
                 continue
             try:
                 row = parse_json(line)
-                document = Document(str(row["text"]), str(row.get("origin", "")))
+                document = Document(str(row["text"]), str(row.get("origin", "")), str(row.get("prompt", "")))
             except (ValueError, KeyError, TypeError, AttributeError):
                 raise UserError(f"{path}, line {number + 1} is damaged: make the corpus again") from None
             yield document

@@ -11,10 +11,11 @@ Learned are the free positions, those behind the anchor; of a network that answe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from tsdfm.distil.stats import Stats
@@ -30,7 +31,8 @@ class States:
     `most` is the number of large steps that a batch of so many rows can hold: a compiled teacher's one batch size.
     `numbers` [B] are the rows' running numbers on the host, `noise` draws by them on the device. `places` [N] are the
     learned positions among the B·L, where they are fewer than the free ones, on the host and, for `learned`, on the
-    device; the first `cut` of the learned ones are those of the large steps.
+    device; the first `cut` of the learned ones are those of the large steps. `latent` [B] are the numbers that a
+    student with such is told.
     """
 
     x_1: Tensor
@@ -44,6 +46,25 @@ class States:
     anchor: int
     cut: int
     places: tuple[Tensor, Tensor] | None = None
+    latent: Tensor | None = None
+
+    def after(self, rows: int) -> States:
+        """The same without the first `rows` rows, which took a large step; all free positions must be learned."""
+        rest = torch.arange(rows, len(self.x_t), device=self.noise.rows.device)
+        x_1, x_t, t, h, numbers = (x[rows:] for x in (self.x_1, self.x_t, self.t, self.h, self.numbers))
+        return replace(
+            self,
+            x_1=x_1,
+            x_t=x_t,
+            t=t,
+            h=h,
+            large=self.large - rows,
+            most=max(0, self.most - rows),
+            noise=self.noise.select(rest),
+            numbers=numbers,
+            cut=self.cut - rows * (x_t.shape[1] - self.anchor),
+            latent=None if self.latent is None else self.latent[rows:],
+        )
 
     def learned(self, x: Tensor) -> Tensor:
         """What lies at the learned positions, row after row: x [B, L, …] → [N, …]; of the first rows alone, theirs."""
@@ -57,6 +78,17 @@ class States:
         if self.places is None:
             return x[:, self.anchor :].flatten(0, 1)
         return x.flatten(0, 1).index_select(0, self.places[1][self.cut :] - self.large * self.x_t.shape[1])
+
+
+@dataclass(frozen=True)
+class Late:
+    """An objective of the first `rows` rows that is known only inside the student's forward, from its own answers.
+
+    `make(hidden [N, D], head)` gives it for their free positions [N], with the weight of each [N], float64.
+    """
+
+    rows: int
+    make: Callable[[Tensor, nn.Linear], tuple[Objective, Tensor]]
 
 
 class Times(Protocol):

@@ -34,11 +34,12 @@ class Distils(Protocol):
     name: ClassVar[str]
     label: ClassVar[str]
     sources: ClassVar[tuple[str, ...]]
-    keeps: ClassVar[tuple[str, ...]]
+
+    def told(self, settings: Any, origin: VelocitySpec) -> dict[str, Any]: ...
 
     def rounds(self, settings: Any) -> int: ...
 
-    def words(self) -> dict[str, Any]: ...
+    def words(self, settings: Any = None) -> dict[str, Any]: ...
 
     def then(self, settings: Any) -> tuple[str | Path, ...]: ...
 
@@ -74,12 +75,13 @@ def start_of(settings: DistilSettings) -> FoundWeights:
 
 
 def spec_for(settings: DistilSettings, origin: VelocitySpec, method: Distils) -> VelocitySpec:
-    """The network of what the student starts from, told what the method tells it, or still told what it `keeps`."""
+    """The network of what the student starts from, told what the method tells it, or what it was told before."""
     if origin.source not in method.sources:
         only = " and ".join(method.sources)
         raise UserError(f"{method.name} is for the {only} source, and {settings.init_from} is of {origin.source}")
-    known = method.words() | {name: getattr(origin, name) for name in method.keeps}
-    if origin.time != known["time"] or not readable_as(origin.logits, known["logits"]):
+    known = method.words(settings) | method.told(settings, origin)
+    told = all(getattr(origin, name) == known[name] for name in ("time", "clock"))
+    if not told or not readable_as(origin.logits, known["logits"]):
         raise UserError(
             f"{method.name} cannot start from {settings.init_from}, which is of method {origin.method}: its network is "
             "told, or answers, something else; start from a dfm or few-step model"

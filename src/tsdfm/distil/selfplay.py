@@ -115,7 +115,7 @@ class SelfPlayTask(BoundTask):
         how, mask = self.hiding, self.spec.vocab
         return remask(free.reshape(-1, self.size), rank, share, u, hide=how.hide, noised=how.noised, mask=mask)
 
-    def told(self, found: Remasked) -> tuple[Tensor, Tensor | None]:
+    def told(self, found: Remasked) -> tuple[Tensor | None, ...]:
         """What both networks are told: the time at which so much of a row is there, and the rest of it as the step."""
         rows = found.masked.view(-1, (self.spec.length - self.spec.anchor) // self.size, self.size)
         t = self.schedule.inverse(1.0 - rows.double().mean((1, 2)))

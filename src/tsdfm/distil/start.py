@@ -19,12 +19,16 @@ RIDGE = 1e-6
 
 
 def start_from(student: DDiT, weights: dict[str, Tensor], *, step_size: bool, fit: bool, where: str) -> None:
-    """Fill a student with the weights of a teacher, or of a student where `step_size`."""
+    """Fill a student with the weights of a teacher, or of a student where `step_size`.
+
+    The embedding of a latent number that only the student is told stays as it is.
+    """
     mine = student.state_dict()
-    new = {name for name in mine if is_new(name)}
-    if set(weights) != (set(mine) if step_size else set(mine) - new):
+    told_h = {name for name in mine if is_new(name)}
+    latent = {name for name in mine if name.startswith("latent.")} - set(weights)
+    if set(weights) != (set(mine) if step_size else set(mine) - told_h) - latent:
         raise UserError(f"the network in {where} has other parts than a student of it: is it a teacher or a student?")
-    student.load_state_dict(weights, strict=step_size)
+    student.load_state_dict(weights, strict=step_size and not latent)
     if fit and student.step_size and not step_size:
         fit_step_size(student)
 

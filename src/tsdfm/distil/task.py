@@ -14,23 +14,29 @@ import torch
 from torch import Tensor, nn
 
 from tsdfm.distil.chain import send
-from tsdfm.distil.parts import Parts, States
+from tsdfm.distil.parts import Late, Parts, States
 from tsdfm.distil.settings import DistilSettings
 from tsdfm.distil.stats import Stats, readable
 from tsdfm.engine.rows import held_out_parts
 from tsdfm.engine.task import Context
-from tsdfm.flow import Bound, RowNoise, bits_per_character, interpolate
+from tsdfm.flow import Bound, RowNoise, interpolate
 from tsdfm.kernels.fused import Objective, fused_loss
-from tsdfm.nn.velocity import VelocitySpec, as_model
+from tsdfm.nn.bound import EVAL_STREAM, held_out_bound
+from tsdfm.nn.velocity import VelocitySpec
 from tsdfm.tokens.loader import Batch, HostBatch
 from tsdfm.tokens.rows import TokenRows
 
-EVAL_STREAM = 1  # noise of the evaluation, apart from the training's
 STEP_STREAM = 3  # step sizes and times
+LATENT_STREAM = 5  # the numbers that a student with such is told
 
 
 class StudentTask:
     """What the training loop asks for: the student, the loss of a batch, and held-out bound and divergence."""
+
+    held_out = "kl"
+    """What the loss of held-out rows with a large step is called."""
+    everywhere = False
+    """Is something learned at every free position, also by a network that answers at [MASK] alone?"""
 
     def __init__(
         self,
@@ -60,22 +66,36 @@ class StudentTask:
         order = torch.argsort((~large).to(torch.int8), stable=True)
         numbers = numbers[order]
         t, h = self.times.draw(large[order], RowNoise(self.seed, numbers, STEP_STREAM + stream), step)
-        many, anchor, length = int(large.sum()), self.spec.anchor, x_1.shape[1]
-        most = min(len(x_1), math.ceil(len(x_1) * self.times.share))
-        if self.spec.logits == "subs":
-            masked = self.masked(numbers, t, stream)
-            there, places = send([order, masked], x_1)
-            x_1, noise = x_1[there], RowNoise(self.seed, rows[there.to(rows.device)], stream, draws=1)
-            x_t = x_1.flatten().index_fill(0, places, self.spec.vocab).view_as(x_1)  # [MASK] has the id |V|
-            cut = int((masked < many * length).sum())
-            return States(x_1, x_t, t, h, many, most, noise, numbers, anchor, cut, (masked, places))
+        many, length = int(large.sum()), x_1.shape[1]
+        if self.spec.logits != "subs" or self.everywhere:
+            return self.noised(x_1, rows, numbers, order, t, h, many, stream)
+        masked = self.masked(numbers, t, stream)
+        there, places = send([order, masked], x_1)
+        x_1, noise = x_1[there], RowNoise(self.seed, rows[there.to(rows.device)], stream, draws=1)
+        x_t = x_1.flatten().index_fill(0, places, self.spec.vocab).view_as(x_1)  # [MASK] has the id |V|
+        cut, most = int((masked < many * length).sum()), self.most(x_1)
+        return States(x_1, x_t, t, h, many, most, noise, numbers, self.spec.anchor, cut, (masked, places))
+
+    def most(self, x_1: Tensor) -> int:
+        """How many rows with a large step a batch of so many rows can hold."""
+        return min(len(x_1), math.ceil(len(x_1) * self.times.share))
+
+    def noised(
+        self, x_1: Tensor, rows: Tensor, numbers: Tensor, order: Tensor, t: Tensor, h: Tensor, large: int, stream: int
+    ) -> States:
+        """The states of rows taken in `order`, at t and h, of which the first `large` take a large step."""
         there, when = send([order, t], x_1)
         x_1, rows = x_1[there], rows[there.to(rows.device)]
         noise = RowNoise(self.seed, rows, stream)
         x_0 = self.source.draw(x_1.shape, noise, x_1.device)
         x_t = interpolate(x_0, x_1, when, self.schedule, noise)
+        anchor = self.spec.anchor
         x_t[:, :anchor] = x_1[:, :anchor]
-        return States(x_1, x_t, t, h, many, most, noise, numbers, anchor, many * (length - anchor))
+        cut, latent = large * (x_1.shape[1] - anchor), None
+        if self.spec.latent:
+            own = RowNoise(self.seed, rows, LATENT_STREAM + stream)
+            latent = own.uniform((len(rows),)).to(x_t.device, torch.float32)
+        return States(x_1, x_t, t, h, large, self.most(x_1), noise, numbers, anchor, cut, None, latent)
 
     def masked(self, numbers: Tensor, t: Tensor, stream: int) -> Tensor:
         """The positions [N] among the B·L that are [MASK] at t [B]. Drawn on the host, where they have to be counted:
@@ -99,14 +119,21 @@ class StudentTask:
         return large + small, extras
 
     def losses(
-        self, model: nn.Module, found: States, goal: Objective | None, each: Tensor | None = None
+        self,
+        model: nn.Module,
+        found: States,
+        goal: Objective | None,
+        each: Tensor | None = None,
+        late: Late | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The large and the small steps' part of the mean loss over rows, in one forward of the student.
 
         `goal` is what the rows with a large step learn at their positions, with weights `each` [N] (none: all alike).
+        The first of them may learn what is known `late`; then `goal` and `each` are of those after them.
         A position that is not learned counts as one whose loss is 0: the mean is over all free positions.
         """
         rows, free, cut = len(found.x_t), found.x_t.shape[1] - self.spec.anchor, found.cut
+        first = late.rows * free if late is not None else 0
         x_1, x_t = (found.learned(x)[cut:] for x in (found.x_1, found.x_t))
         small, weight = self.floor(found, x_1, x_t)
         even = torch.full((rows,), 1.0 / (rows * free), dtype=torch.float64)
@@ -114,18 +141,22 @@ class StudentTask:
         even, t, h = send([even, found.t, found.h], x_1)
         scale = found.learned(even[:, None].expand_as(found.x_t))
         if each is not None:
-            scale = torch.cat([scale[:cut] * each, scale[cut:]])
+            scale = torch.cat([scale[:first], scale[first:cut] * each, scale[cut:]])
 
         def then(hidden: Tensor, head: nn.Linear) -> tuple[Tensor, Tensor]:
             hidden = found.learned(hidden)
-            parts = ((goal, slice(0, cut)), (small, slice(cut, None)))
-            kept = [
+            parts = ((goal, slice(first, cut)), (small, slice(cut, None)))
+            large, little = (
                 fused_loss(hidden[part], head, objective, scale[part]) if objective else hidden.sum() * 0.0
                 for objective, part in parts
-            ]
-            return kept[0], kept[1]
+            )
+            if late is not None:
+                objective, weights = late.make(hidden[:first], head)
+                large = large + fused_loss(hidden[:first], head, objective, scale[:first] * weights)
+            return large, little
 
-        made: tuple[Tensor, Tensor] = model(found.x_t, *self.spec.told(t.float(), h.float()), then=then)
+        told = self.spec.told(t.float(), h.float(), found.latent)
+        made: tuple[Tensor, Tensor] = model(found.x_t, *told, then=then)
         return made
 
     def parts(self) -> dict[str, Mapping[str, Tensor]]:
@@ -140,17 +171,14 @@ class StudentTask:
         """Held-out rows: the bound with the smallest step, and the divergence from the large steps' target."""
         if self.valid is None:
             return {}
-        world, settings, stats = self.world, self.settings, self.rollout.stats(None)
-        rows, parts = held_out_parts(self.valid, settings.eval_rows, settings.loop, world)
-        sums = torch.zeros(2, dtype=torch.float64, device=world.device)
-        for part in parts:
-            sums += self._held_out(model, self.valid, part, step, stats)
-        nats, kl = (sums / sum(map(len, parts))).tolist()
-        characters = self.valid.count_characters(self.valid.take(rows))
-        tokens = len(rows) * (self.spec.length - self.spec.anchor)
-        bits = bits_per_character(nats, tokens, characters) if characters else float("nan")
-        found = {"elbo": nats, "bits_per_character": bits} if self.bound is not None else {}
-        return found | ({"kl": kl} if self.times.share > 0 else {}) | self._navigation(stats)
+        settings, stats = self.settings, self.rollout.stats(None)
+        asked = (settings.eval_rows, settings.eval_times, settings.loop, self.world, self.times.smallest)
+        found = held_out_bound(model, self.spec, self.bound, self.valid, *asked)
+        if self.times.share > 0:
+            _, parts = held_out_parts(self.valid, settings.eval_rows, settings.loop, self.world)
+            kl = sum(self._divergence(model, self.valid, part, step, stats) for part in parts)
+            found[self.held_out] = float(kl) / sum(map(len, parts))
+        return found | self._navigation(stats)
 
     def _navigation(self, stats: Stats | None) -> dict[str, float]:
         """What the roll-outs of an evaluation measured, over all processes."""
@@ -159,20 +187,16 @@ class StudentTask:
         means = stats.mean(stats.midpoints, torch.device("cpu"))
         return readable(self.world.mean({name: float(value) for name, value in means.items()}))
 
-    def _held_out(
+    def _divergence(
         self, model: nn.Module, valid: TokenRows, indices: list[int], step: int, stats: Stats | None
     ) -> Tensor:
-        """Sums over some held-out rows: the bound, and the divergence of a large step, [2]."""
-        device, spec, numbers = self.world.device, self.spec, torch.tensor(indices)
+        """The divergence of a large step, summed over some held-out rows."""
+        device, numbers = self.world.device, torch.tensor(indices)
         x_1 = torch.from_numpy(valid.take(indices).astype("int64")).to(device)
-        bound = kl = torch.zeros((), dtype=torch.float64, device=device)
-        if self.bound is not None:
-            noise = RowNoise(self.seed, numbers.to(device), EVAL_STREAM)
-            given = torch.arange(spec.length, device=device) < spec.anchor
-            flow = (self.schedule, self.source, self.settings.eval_times, noise)
-            bound = self.bound.rows(as_model(model, spec), x_1, *flow, h=self.times.smallest, given=given).sum()
-        if self.times.share > 0:
-            every, last = torch.ones(len(indices), dtype=torch.bool), max(step - 1, 0)  # the step the student took last
-            found = self.states(x_1, numbers.to(device), numbers, every, last, EVAL_STREAM)
-            kl, _ = self.losses(model, found, *self.rollout(self.teacher.at(last), found, step, stats))
-        return torch.stack([bound, kl.double() * len(indices)])
+        every, last = torch.ones(len(indices), dtype=torch.bool), max(step - 1, 0)  # the step the student took last
+        found = self.states(x_1, numbers.to(device), numbers, every, last, EVAL_STREAM)
+        return self.held_out_loss(model, found, step, last, stats).double() * len(indices)
+
+    def held_out_loss(self, model: nn.Module, found: States, step: int, last: int, stats: Stats | None) -> Tensor:
+        """The mean loss of held-out rows, which all take a large step, by the teacher of the `last` step."""
+        return self.losses(model, found, *self.rollout(self.teacher.at(last), found, step, stats))[0]

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from tsdfm import terminal
 from tsdfm.engine.distributed import Processes
-from tsdfm.flow import Jump, RowNoise, solve
+from tsdfm.flow import Jump, RowNoise, reads_of, solve
+from tsdfm.flow.logits import Reads
 from tsdfm.kernels.head import quick_logits
 from tsdfm.nn.velocity import VelocitySpec, as_model
 from tsdfm.tokens.loader import epoch_order
@@ -36,21 +37,22 @@ class Looks:
 
     net: nn.Module
     spec: VelocitySpec
+    reads: Reads = "posterior"
 
     def __call__(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
-        """All logits [B, L, V]."""
-        logits: Tensor = as_model(self.net, self.spec)(x_t, t, h)
+        """All logits [B, L, V], or the score."""
+        logits: Tensor = as_model(self.net, self.spec, self.reads)(x_t, t, h)
         return logits
 
     def look(self, x_t: Tensor, t: Tensor, h: Tensor) -> Callable[[Tensor], Tensor]:
         """One pass; the answer gives the logits [N, V] of places [N] among the B·L positions."""
         told = self.spec.told(t, h)
         hidden, head = self.net(x_t, *told, then=lambda hidden, head: (hidden.flatten(0, 1), head))
-        mean, flat = self.spec.meaning(), x_t.flatten()
+        mean, flat, times = self.spec.meaning(self.reads), x_t.flatten(), t.repeat_interleave(x_t.shape[1])
 
         def read(places: Tensor) -> Tensor:
             logits = quick_logits(hidden[places], head)
-            return logits if mean is None else mean(logits, flat[places])
+            return logits if mean is None else mean(logits, flat[places], times[places])
 
         return read
 
@@ -115,7 +117,7 @@ class Traces:
 
         given = torch.arange(spec.length, device=device) < spec.anchor
         done = solve(
-            Looks(net, spec), x_0, self.steps, self.jump, noise, given=given, given_tokens=anchors,
+            Looks(net, spec, reads_of(self.jump)), x_0, self.steps, self.jump, noise, given=given, given_tokens=anchors,
             temperature=self.temperature, on_state=look,
         )  # fmt: skip
         tie = RowNoise(self.seed, numbers.to(device), TIE_STREAM).uniform(x_0.shape)

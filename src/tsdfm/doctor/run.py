@@ -24,7 +24,14 @@ from tsdfm.recipes.trainers import kind
 from tsdfm.tokens.settings import TokensSettings
 
 NEEDED = ("torch", "numpy", "safetensors", "tokenizers", "rich")
-EXTRAS = {"hub": "datasets", "parquet": "pyarrow", "zstd": "zstandard", "tensorboard": "tensorboard", "wandb": "wandb"}
+EXTRAS = {
+    "hub": "datasets",
+    "parquet": "pyarrow",
+    "zstd": "zstandard",
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+    "serve": "fastapi",
+}
 
 
 def run(settings: DoctorSettings) -> dict[str, dict[str, str]]:

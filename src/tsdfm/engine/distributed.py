@@ -184,6 +184,16 @@ def broadcast_weights(model: nn.Module, world: Processes) -> None:
                 dist.broadcast(tensor.data, src=0)
 
 
+def average_gradients(model: nn.Module, world: Processes) -> None:
+    """The mean over processes, each of which has rows of its own, for a network that no DDP is around."""
+    if world.size == 1:
+        return
+    for p in model.parameters():
+        if p.grad is not None:
+            dist.all_reduce(p.grad)
+            p.grad /= world.size
+
+
 def wrap(model: nn.Module, world: Processes, parallel: str, *, bf16: bool) -> nn.Module:
     """The module to call in training: `model` itself alone, DDP around it, or `model` sharded in place (FSDP2)."""
     if world.size == 1:

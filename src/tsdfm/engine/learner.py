@@ -57,7 +57,7 @@ class Learner:
         self.random = any(m.p > 0 for m in dropouts)  # else nothing draws from torch's own generator
         if isinstance(task, Binds):
             further = partial(self._runner, recording=Replayed)
-            task.bind(Context(ema=self.average, world=world, graphs=self.pool, runner=further))
+            task.bind(Context(self.average, world, graphs=self.pool, runner=further, optimiser=self.optimiser))
 
     def _runner(self, net: nn.Module, recording: type[Replayed | Trained] | None) -> nn.Module:
         """The network as it is called: compiled, and recorded (`engine.graphs`) where it has a head besides its body.
@@ -96,7 +96,8 @@ class Learner:
             with gradients(self.model, last=i == len(parts) - 1):
                 with autocast(self.bf16, self.world.device):
                     loss, extras = self.task.loss(self.model, part, step)
-                (loss if len(parts) == 1 else loss / len(parts)).backward()  # type: ignore[no-untyped-call]
+                if loss.requires_grad:
+                    (loss if len(parts) == 1 else loss / len(parts)).backward()  # type: ignore[no-untyped-call]
             for name, value in {"loss": loss, **extras}.items():
                 share = value.detach() if len(parts) == 1 else value.detach() / len(parts)
                 totals[name] = totals[name] + share if name in totals else share

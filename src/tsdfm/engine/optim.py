@@ -43,6 +43,7 @@ class Optimiser:
 
     def __init__(self, model: nn.Module, settings: OptimSettings) -> None:
         self.settings = settings
+        self.pace = 1.0  # a factor on the learning rate, for a task that slows its training down
         self.params = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not self.params:
             raise UserError("the model has no parameter to train")
@@ -74,9 +75,15 @@ class Optimiser:
         """Clip, update, clear the gradients. Returns (gradient norm, was it non-finite), both on the device.
 
         A non-finite norm leaves weights, moments and step counts as they were. Fused AdamW decides that on the device
-        (`found_inf`, the flag torch's own GradScaler sets), so the host never waits to find out.
+        (`found_inf`, the flag torch's own GradScaler sets), so the host never waits to find out. Without any gradient
+        nothing happens.
         """
-        norm = total_norm(p.grad for p in self.params.values() if p.grad is not None)
+        grads = [p.grad for p in self.params.values() if p.grad is not None]
+        if not grads:
+            norm = torch.zeros((), device=next(iter(self.params.values())).device)
+            return norm, norm > 0
+        lr *= self.pace
+        norm = total_norm(grads)
         bad = ~torch.isfinite(norm)
         if self.settings.clip > 0:
             nn.utils.clip_grads_with_norm_(list(self.params.values()), self.settings.clip, norm)
@@ -89,6 +96,11 @@ class Optimiser:
         for p in self.params.values():
             p.grad = None
         return norm, bad
+
+    def restart(self) -> None:
+        """Forget all moments and step counts, as if no step had been made."""
+        for tensor in self.state().values():
+            tensor.zero_()
 
     def state(self) -> dict[str, Tensor]:
         """Every tensor of the optimiser's state under `parameter.field`, the live tensors themselves."""

@@ -12,6 +12,7 @@ from tsdfm.engine.distributed import Processes
 from tsdfm.engine.loop import fit
 from tsdfm.engine.settings import LoopSettings, OptimSettings
 from tsdfm.engine.task import Record, Task
+from tsdfm.errors import UserError
 from tsdfm.machine import check_memory
 from tsdfm.tokens.loader import Loader, prefetch
 from tsdfm.tokens.rows import TokenRows
@@ -43,7 +44,14 @@ def train_rows(
     begin: Callable[[], None] | None = None,
     feeder: Feeder = prefetch,
 ) -> Path:
-    """Train `task` on `rows` and return the run folder. `begin` sets the weights of step 0, in a new run only."""
+    """Train `task` on `rows` and return the run folder. `begin` sets the weights of step 0, in a new run only.
+
+    Rows with a prompt need a task that leaves it alone (`task.prompts`).
+    """
+    if rows.prompted and not getattr(task, "prompts", False):
+        raise UserError(
+            f"{record.stage} would learn the prompts in {rows.folder}: use tokens of layout document or packed"
+        )
     loop = settings.loop
     share = loop.batch // world.size
     needed, told = 16 * share * rows.length, f"a batch of {share:,} rows of {rows.length:,} tokens"

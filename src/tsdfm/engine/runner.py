@@ -14,6 +14,7 @@ the body is compiled or recorded, since what is done with the head differs from 
 from __future__ import annotations
 
 import contextlib
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -137,7 +138,8 @@ class Compiled:
 @contextlib.contextmanager
 def as_written() -> Iterator[None]:
     """Networks run as they are written inside the block, neither compiled nor recorded: for shapes that come once."""
-    with torch.compiler.set_stance("force_eager"), plain():
+    loaded = "torch._dynamo" in sys.modules  # else nothing is compiled, and loading the compiler takes seconds
+    with torch.compiler.set_stance("force_eager") if loaded else contextlib.nullcontext(), plain():
         yield
 
 

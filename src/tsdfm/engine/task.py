@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from tsdfm.engine.distributed import Processes
 from tsdfm.engine.graphs import GraphMemory
+from tsdfm.engine.optim import Optimiser
 from tsdfm.errors import UserError
 
 
@@ -35,8 +36,9 @@ class Task(Protocol):
     """A stage's objective. `model` is the plain module to train; the loop moves, wraps, compiles and saves it.
 
     A task may also have `bind` (see `Binds`); `summary(means)`, which turns the means of a report into what is written,
-    where a mean alone would not read well (a ratio of two of them, say); and `parts()`, live tensors by file and name
-    that a checkpoint must hold besides the model, where the objective trains something of its own.
+    where a mean alone would not read well (a ratio of two of them, say); `parts()`, live tensors by file and name that
+    a checkpoint must hold besides the model, where the objective trains something of its own; and `prompts`, true where
+    it knows what to do with rows that have one.
     """
 
     @property
@@ -48,7 +50,8 @@ class Task(Protocol):
 
         Call `model`, which may be the wrapped network, rather than `self.model`. The loss is a mean in which every row
         weighs the same, so that parts of a batch, on one device or on many, average to the loss of the whole. Nothing
-        here should move a value to the host: the loop reads them at `log_every` only.
+        here should move a value to the host: the loop reads them at `log_every` only. A loss without gradients leaves
+        the model as it is in this step.
         """
 
     def evaluate(self, model: nn.Module, step: int) -> Mapping[str, float]:
@@ -71,6 +74,8 @@ class Context:
     """Where passes may be recorded (`engine.graphs`); None where they may not."""
     runner: Callable[[nn.Module], nn.Module] = lambda net: net
     """Another frozen network, whose weights are only ever changed in place, as it is best called: as the average is."""
+    optimiser: Optimiser | None = None
+    """The model's optimiser, for a task that slows it down or starts it anew; None outside a training."""
 
 
 @runtime_checkable

@@ -10,13 +10,14 @@ elbo       a bound of −log p(text)      guidance classifier-free, by what is g
 from tsdfm.flow.draw import draw, draw_other, shape_logits
 from tsdfm.flow.elbo import FLOW_BOUND, Bound, bits_per_character, elbo_rows
 from tsdfm.flow.guidance import ClassifierFree
-from tsdfm.flow.jump import JUMPS, CumulativeJump, EulerJump, Jump, LeaveJump, jump_from
+from tsdfm.flow.jump import JUMPS, CumulativeJump, EulerJump, Jump, LeaveJump, jump_from, reads_of
 from tsdfm.flow.loss import cross_entropy, generalised_kl
 from tsdfm.flow.noise import Noise, RowNoise, row_times, uniform
 from tsdfm.flow.path import interpolate
-from tsdfm.flow.schedule import Cosine, Polynomial, Schedule, schedule_from
-from tsdfm.flow.solver import Limits, Model, Solution, Step, check_grid, grid, mean_passes, reads_some, solve
+from tsdfm.flow.schedule import Cosine, Geometric, Polynomial, Schedule, schedule_from, sigma
+from tsdfm.flow.solver import Solution, Step, check_grid, grid, mean_passes, solve
 from tsdfm.flow.source import Mask, Source, Uniform, source_from
+from tsdfm.flow.walk import Limits, Model, reads_some
 from tsdfm.kernels.inverse import Other
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Cosine",
     "CumulativeJump",
     "EulerJump",
+    "Geometric",
     "Jump",
     "LeaveJump",
     "Limits",
@@ -52,10 +54,12 @@ __all__ = [
     "interpolate",
     "jump_from",
     "mean_passes",
+    "reads_of",
     "reads_some",
     "row_times",
     "schedule_from",
     "shape_logits",
+    "sigma",
     "solve",
     "source_from",
     "uniform",

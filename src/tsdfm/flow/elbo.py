@@ -13,21 +13,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tsdfm.errors import UserError
+from tsdfm.flow.logits import Reads
 from tsdfm.flow.loss import LAST_TIME, bracket, cross_entropy
 from tsdfm.flow.noise import Noise, uniform
 from tsdfm.flow.path import interpolate
 from tsdfm.flow.schedule import Schedule
-from tsdfm.flow.solver import Model
 from tsdfm.flow.source import Source
+from tsdfm.flow.walk import Model
 
 
 @torch.no_grad()
-def elbo_rows(
+def stratified_rows(
     model: Model,
     x_1: Tensor,
     schedule: Schedule,
@@ -35,28 +37,54 @@ def elbo_rows(
     times: int,
     noise: Noise,
     *,
+    time: Callable[[Tensor], Tensor],
+    loss: Callable[[Tensor, Tensor, Tensor], Tensor],
+    over: Callable[[Tensor], Tensor],
+    span: tuple[float, float] = (0.0, LAST_TIME),
     h: float = 0.0,
     given: Tensor | None = None,
     time_dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """The bound for each row, nats per token [B] in float64. `times` calls of the model, each with step size `h`.
+    """∫ E[loss(answer, x_t, t)]/over(v) dv over v in `span`, t = time(v): for each row, per free position [B], float64.
+
+    One draw of v in each of `times` equal strata, and a call of the model with step size `h` for each. `loss` gives
+    [B, L] of the model's answer [B, L, V], x_t [B, L] and t [B]; `over` and `time` map [B] to [B].
 
     `given` (bool, [L] or [B, L]) marks positions that are known: they hold x_1 at every time and are not counted, so
-    that the bound is one of p(the rest | the given).
+    that a bound is one of p(the rest | the given).
     """
     if times < 1:
-        raise UserError(f"the ELBO needs at least one time per row, not {times}")
+        raise UserError(f"a bound needs at least one time per row, not {times}")
     rows, total = x_1.shape[0], torch.zeros(x_1.shape[0], dtype=torch.float64, device=x_1.device)
     step = torch.full((rows,), h, dtype=time_dtype, device=x_1.device)
     free = torch.ones_like(x_1, dtype=torch.bool) if given is None else ~given.expand_as(x_1)
+    width = (span[1] - span[0]) / times
     for stratum in range(times):
-        kappa_t = (stratum + uniform(noise, (rows,), x_1.device)) * (LAST_TIME / times)
-        t = schedule.inverse(kappa_t)
+        v = span[0] + (stratum + uniform(noise, (rows,), x_1.device)) * width
+        t = time(v)
         x_t = interpolate(source.draw(x_1.shape, noise, x_1.device), x_1, t, schedule, noise)
         x_t = torch.where(free, x_t, x_1)
-        loss = torch.where(free, bracket(model(x_t, t.to(time_dtype), step), x_1, x_t, source), 0.0)
-        total += loss.to(torch.float64).sum(-1) / free.sum(-1) / (1.0 - kappa_t)
-    return total * (LAST_TIME / times)
+        found = torch.where(free, loss(model(x_t, t.to(time_dtype), step), x_t, t), 0.0)
+        total += found.to(torch.float64).sum(-1) / free.sum(-1) / over(v)
+    return total * width
+
+
+def elbo_rows(
+    model: Model, x_1: Tensor, schedule: Schedule, source: Source, times: int, noise: Noise, **given: Any
+) -> Tensor:
+    """The bound for each row, nats per token [B] in float64; h, given and time_dtype are those of `stratified_rows`."""
+    return stratified_rows(
+        model,
+        x_1,
+        schedule,
+        source,
+        times,
+        noise,
+        time=schedule.inverse,  # v is κ
+        loss=lambda logits, x_t, t: bracket(logits, x_1, x_t, source),
+        over=lambda kappa_t: 1.0 - kappa_t,
+        **given,
+    )
 
 
 @torch.no_grad()
@@ -103,11 +131,13 @@ def exact_rows(
 class Bound:
     """A bound of −log p(text) and what a manifest calls it: bounds of different processes are not comparable.
 
-    `rows(model, x_1, schedule, source, times, noise, h=…, given=…)` gives nats per token [B], as `elbo_rows` does.
+    `rows(model, x_1, schedule, source, times, noise, h=…, given=…)` gives nats per token [B], as `elbo_rows` does. The
+    model gives what it `reads`: logits of p(x_1 | x_t), the score, or π (`flow.logits`).
     """
 
     label: str
     rows: Callable[..., Tensor]
+    reads: Reads = "posterior"
 
 
 FLOW_BOUND = Bound("flow ELBO", elbo_rows)

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from tsdfm.errors import UserError
-from tsdfm.flow.solver import Model, PartialModel
 from tsdfm.flow.source import Source
+from tsdfm.flow.walk import Model, PartialModel
 
 
 @dataclass(frozen=True)

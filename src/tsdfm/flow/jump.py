@@ -33,9 +33,11 @@ from torch import Tensor
 
 from tsdfm.errors import UserError
 from tsdfm.flow.draw import draw_other
+from tsdfm.flow.logits import Reads
 from tsdfm.flow.noise import Noise, uniform
 from tsdfm.flow.schedule import Schedule
 from tsdfm.flow.source import Source
+from tsdfm.lazy import BROUGHT
 from tsdfm.settings import nearest
 
 
@@ -66,6 +68,12 @@ class Finishes(Protocol):
     def finish(self, x: Tensor, logits: Tensor, noise: Noise) -> Tensor: ...
 
 
+def reads_of(jump: Jump | PositionJump) -> Reads:
+    """What a jump wants of a model (`flow.logits`): the posterior p(x_1 | x_t), unless its `reads` says otherwise."""
+    reads: Reads = getattr(jump, "reads", "posterior")
+    return reads
+
+
 @runtime_checkable
 class Remembers(Protocol):
     """A jump that keeps something of each row over its steps: `begin(x_0 [B, L])` makes the one for these rows."""
@@ -74,13 +82,23 @@ class Remembers(Protocol):
 
 
 @runtime_checkable
+class Retimes(Protocol):
+    """A jump along which the share of arrived tokens may differ from κ(t): the network is told `when` [B], not t."""
+
+    def when(self, t: Tensor, h: Tensor) -> Tensor: ...
+
+
+@runtime_checkable
 class PositionJump(Protocol):
     """A jump that decides position by position, by two uniforms u [B, L, 2] each.
 
     `needs` [B, L] says, before any logits are there, which positions they could make move; `move` is the jump by the
-    logits of any positions. A solver whose model can give some logits without the others (`flow.solver.PartialModel`)
+    logits of any positions. A solver whose model can give some logits without the others (`flow.walk.PartialModel`)
     then asks for those alone.
     """
+
+    @property
+    def schedule(self) -> Schedule: ...
 
     @property
     def source(self) -> Source: ...
@@ -134,6 +152,8 @@ class LeaveJump:
     keep_revealed: bool = False
     redraw_last: bool = False
     final_pass: ClassVar[bool] = False
+    row_wise: ClassVar[bool] = True
+    """May rows at other times, with steps of other sizes, share a call? A jump that does not say so is called alone."""
 
     def chance(self, t: Tensor, s: Tensor, h: Tensor, p_other: Tensor) -> Tensor:
         """The probability of leaving before the last step; t, s = t + h, h are [B, 1], p_other = 1 − p(z) is [B, L].
@@ -199,10 +219,21 @@ JUMPS: dict[str, Callable[[Schedule, Source], LeaveJump]] = {
 """The jumps every model can take; a method may bring others (`tsdfm.methods`)."""
 
 
-def jump_from(name: str, schedule: Schedule, source: Source) -> LeaveJump:
-    """One of `JUMPS` by its name. `ancestral` and `euler-redraw` belong to the mask source."""
-    if name not in JUMPS:
-        raise UserError(f"unknown jump {name!r}{nearest(name, JUMPS)}")
-    if name in ("ancestral", "euler-redraw") and source.mask is None:
-        raise UserError(f"jump {name} differs in what has left [MASK]: it needs a model of the mask source")
-    return JUMPS[name](schedule, source)
+def jump_from(name: str, schedule: Schedule, source: Source) -> Jump:
+    """A jump by its name: one of `JUMPS`, or one that a method brings. `ancestral` needs the mask source.
+
+    A jump that has a dial, such as ReMDM's η, takes it after a colon: `remdm-cap:0.1`.
+    """
+    word, colon, dial = name.partition(":")
+    if word in JUMPS and not colon:
+        if word in ("ancestral", "euler-redraw") and source.mask is None:
+            raise UserError(f"jump {word} differs in what has left [MASK]: it needs a model of the mask source")
+        return JUMPS[word](schedule, source)
+    brought = BROUGHT["jumps"]()
+    if word not in brought:
+        raise UserError(f"unknown jump {name!r}{nearest(name, ('auto', *JUMPS, *brought))}")
+    try:
+        made: Jump = brought[word](schedule, source, *([float(dial)] if colon else []))
+    except (TypeError, ValueError):
+        raise UserError(f"jump {word} takes no such dial as {dial!r}") from None
+    return made

@@ -45,6 +45,13 @@ def mix64(x: Tensor) -> Tensor:
     return x ^ _shift_right(x, 31)
 
 
+def hashed(keys: Tensor, counter: Tensor, dtype: torch.dtype) -> Tensor:
+    """Uniforms in [0, 1), a hash of keys and counters that broadcast; 53 random bits in float64, 24 in float32."""
+    bits = mix64(mix64(keys + counter * GOLDEN) + keys)
+    keep = 53 if dtype == torch.float64 else 24
+    return _shift_right(bits, 64 - keep).to(dtype) * 2.0**-keep
+
+
 def few_uniforms(rows: Tensor, salt: int, start: int, shape: tuple[int, ...]) -> Tensor:
     """The same bits as `RowNoise.uniform` for row numbers [B] on the host, by numpy: a tenth of the calls' cost."""
 
@@ -105,10 +112,7 @@ class RowNoise:
         if dtype == torch.float64 and self._few(inner):
             return few_uniforms(self.rows, salt_of(self.seed, self.stream), start, tuple(shape))
         counter = torch.arange(inner.numel(), device=self.rows.device).view(inner) + start
-        keys = self.keys.view(-1, *[1] * len(inner))
-        bits = mix64(mix64(keys + counter * GOLDEN) + keys)
-        keep = 53 if dtype == torch.float64 else 24
-        return _shift_right(bits, 64 - keep).to(dtype) * 2.0**-keep
+        return hashed(self.keys.view(-1, *[1] * len(inner)), counter, dtype)
 
     def _few(self, inner: torch.Size) -> bool:
         """Few plain numbers on the host, as the steps of a batch are: numpy has them sooner."""
@@ -123,14 +127,43 @@ class RowNoise:
         return part
 
 
-Noise = RowNoise | torch.Generator
+@dataclass
+class JoinedNoise:
+    """The streams of several `RowNoise`, each with its own seed and at its own place: rows that began at other times.
+
+    A row has the numbers that its own noise would have given, and its noise goes on from there.
+    """
+
+    parts: Sequence[RowNoise]
+
+    @property
+    def rows(self) -> Tensor:
+        """The rows' own numbers [B]."""
+        return torch.cat([part.rows for part in self.parts])
+
+    def uniform(self, shape: Sequence[int], dtype: torch.dtype = torch.float64) -> Tensor:
+        """Uniforms in [0, 1) of `shape` = [B, …], as `RowNoise` has them."""
+        keys = torch.cat([part.keys for part in self.parts])
+        if shape[0] != len(keys):
+            raise ValueError(f"noise has {len(keys)} rows, {shape[0]} were asked for")
+        starts = [part.draws * DRAW_STRIDE for part in self.parts for _ in part.rows]
+        for part in self.parts:
+            part.draws += 1
+        inner = torch.Size(shape[1:])
+        first = torch.tensor(starts, device=keys.device).view(-1, *[1] * len(inner))
+        return hashed(
+            keys.view(first.shape), first + torch.arange(inner.numel(), device=keys.device).view(inner), dtype
+        )
+
+
+Noise = RowNoise | JoinedNoise | torch.Generator
 
 
 def uniform(noise: Noise, shape: Sequence[int], device: torch.device, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Uniforms in [0, 1) of `shape` from either kind of noise."""
-    if isinstance(noise, RowNoise):
-        return noise.uniform(shape, dtype).to(device)
-    return torch.rand(tuple(shape), generator=noise, device=device, dtype=dtype)
+    """Uniforms in [0, 1) of `shape` from any kind of noise."""
+    if isinstance(noise, torch.Generator):
+        return torch.rand(tuple(shape), generator=noise, device=device, dtype=dtype)
+    return noise.uniform(shape, dtype).to(device)
 
 
 def row_times(rows: Tensor, seed: int) -> Tensor:

@@ -6,6 +6,7 @@ end.
 
     Polynomial(n)   κ = tⁿ
     Cosine()        κ = 1 − cos(πt/2)
+    Geometric()     −log κ ≈ 10⁻⁴·(2·10⁵)^(1−t)
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch import Tensor
 from tsdfm.errors import UserError
 
 Time = Tensor | float
+SIGMA_FLOOR = 1e-3  # ε of `sigma`
 
 
 def as_time(t: Time) -> Tensor:
@@ -132,14 +134,66 @@ class Cosine(_Base):
         return torch.where(k < 1.0, t.clamp(max=1.0), torch.ones_like(k))
 
 
+@dataclass(frozen=True)
+class Geometric(_Base):
+    """SEDD's noise for the uniform source: σ = −log κ falls by a constant factor, from `high` to `low`.
+
+        σ(t) = low·(R^(1−t) − 1),   R = high/low,   κ(t) = (e^(−σ(t)) − e^(−σ(0)))/(1 − e^(−σ(0)))
+
+    The 1 that is taken off and the division make κ(1) = 1 and κ(0) = 0 exactly, where SEDD has e^(−10⁻⁴) and e^(−20).
+    """
+
+    low: float = 1e-4
+    high: float = 20.0
+
+    @property
+    def _growth(self) -> float:
+        return math.log(self.high / self.low)
+
+    @property
+    def _most(self) -> float:
+        return self.high - self.low
+
+    def _sigma(self, t: Tensor) -> Tensor:
+        return self.low * torch.expm1((1.0 - t) * self._growth)
+
+    def kappa(self, t: Time) -> Tensor:
+        t = as_time(t)
+        sigma = self._sigma(t)
+        kappa = torch.exp(-sigma) * torch.expm1(sigma - self._most) / math.expm1(-self._most)
+        return torch.where(t > 0.0, kappa.clamp(0.0, 1.0), 0.0)
+
+    def remaining(self, t: Time) -> Tensor:
+        return (torch.expm1(-self._sigma(as_time(t))) / math.expm1(-self._most)).clamp(max=1.0).abs()
+
+    def derivative(self, t: Time) -> Tensor:
+        sigma = self._sigma(as_time(t))
+        return torch.exp(-sigma) * (sigma + self.low) * (self._growth / -math.expm1(-self._most))
+
+    def inverse(self, k: Time) -> Tensor:
+        k = as_time(k)
+        sigma = -torch.log1p((1.0 - k) * math.expm1(-self._most))
+        t = 1.0 - torch.log1p(sigma / self.low) / self._growth
+        return torch.where(k > 0.0, t.clamp(0.0, 1.0), 0.0)
+
+
+def sigma(schedule: Schedule, t: Time) -> Tensor:
+    """σ = −log(ε + (1−ε)·κ(t)), ε = 10⁻³: the noise as SEDD, Duo and public checkpoints are told it, finite at t = 0.
+
+    With κ = t it is the log-linear noise of those papers: 6.9 at t = 0, 0 at t = 1. Float64, the shape of `t`.
+    """
+    return -torch.log(SIGMA_FLOOR + (1.0 - SIGMA_FLOOR) * schedule.kappa(t))
+
+
 def schedule_from(text: str) -> Schedule:
     """A schedule from its name: "poly:1", "poly:2.5", "cosine"."""
     name, _, number = text.strip().partition(":")
-    if name == "cosine" and not number:
-        return Cosine()
+    if name in ("cosine", "geometric") and not number:
+        return Cosine() if name == "cosine" else Geometric()
     if name == "poly":
         try:
             return Polynomial(float(number or 1.0))
         except ValueError:
             pass
-    raise UserError(f'unknown schedule "{text}": use "poly:N" with a number N above 0 (poly:1 is linear), or "cosine"')
+    known = '"poly:N" with a number N above 0 (poly:1 is linear), "cosine" or "geometric"'
+    raise UserError(f'unknown schedule "{text}": use {known}')

@@ -8,37 +8,17 @@ walked until its last row is finished, so a row's number is what it would take b
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from tsdfm.errors import UserError
-from tsdfm.flow.draw import shape_logits
-from tsdfm.flow.jump import Finishes, Jump, PositionJump, Remembers, RowJump, Stops
-from tsdfm.flow.noise import Noise, uniform
-
-Model = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(x_t [B, L] int64, t [B], h [B]) → logits [B, L, V]; with `passes_a_call` where that is more than one."""
-
-ROOM = {"cpu": 1 << 22, "cuda": 1 << 27}  # logits of a partial model that exist at once
-
-
-@runtime_checkable
-class PartialModel(Protocol):
-    """A model that need not give the logits of all positions."""
-
-    def __call__(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
-        """All logits [B, L, V]."""
-        ...
-
-    def look(self, x_t: Tensor, t: Tensor, h: Tensor) -> Callable[[Tensor], Tensor]:
-        """One pass of the network: places [N] among the B·L positions, row after row → their logits [N, V]."""
-        ...
+from tsdfm.flow.jump import Jump, Stops
+from tsdfm.flow.noise import Noise
+from tsdfm.flow.walk import Limits, Model, begin
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,30 +31,6 @@ class Step:
     before: Tensor
     after: Tensor
     logits: Tensor
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Which tokens may stand where: position (b, l) takes tokens of `allowed[sets[b, l]]` alone.
-
-    `sets` [B, L] or [L], int64; `allowed` [K, V], bool. Set 0 is every token, whatever its row says.
-    """
-
-    sets: Tensor
-    allowed: Tensor
-
-    def spread(self, x_0: Tensor, vocab: int) -> Tensor:
-        """The sets [B, L] of the positions of a state, or one clear line."""
-        if self.allowed.dim() != 2 or self.allowed.shape[1] != vocab:
-            raise UserError(f"allowed tokens have the shape {tuple(self.allowed.shape)}, not [sets, {vocab}]")
-        known = self.sets.to(self.allowed.device)
-        if not bool(((known == 0) | self.allowed.any(1)[known]).all()):
-            raise UserError("a position that is limited to no token at all cannot be written: allow at least one")
-        try:
-            return self.sets.to(x_0.device).expand_as(x_0)
-        except RuntimeError:
-            shapes = f"{tuple(self.sets.shape)}, the state {tuple(x_0.shape)}"
-            raise UserError(f"the limits of positions have the shape {shapes}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,10 +67,11 @@ def grid(steps: int) -> tuple[float, ...]:
     return tuple(k / steps for k in range(steps + 1))
 
 
-def check_grid(times: Sequence[float] | Tensor) -> tuple[float, ...]:
-    """An explicit time grid as floats; it must rise from exactly 0 to exactly 1."""
+def check_grid(times: Sequence[float] | Tensor, *, part: bool = False) -> tuple[float, ...]:
+    """An explicit time grid as floats; it must rise, from exactly 0 to exactly 1 or, as a `part`, anywhere between."""
     times = tuple(float(t) for t in (times.tolist() if isinstance(times, Tensor) else times))
-    if len(times) < 2 or times[0] != 0.0 or times[-1] != 1.0:
+    ends = (times[0] >= 0.0 and times[-1] <= 1.0) if part and times else times[:1] == (0.0,) and times[-1:] == (1.0,)
+    if len(times) < 2 or not ends:
         raise UserError("a time grid starts at 0 and ends at 1, for instance 0, 0.5, 1")
     for before, after in pairwise(times):
         if not before < after:
@@ -139,15 +96,20 @@ def solve(
     on_step: Callable[[Step], None] | None = None,
     on_state: Callable[[int, float, Tensor], None] | None = None,
     time_dtype: torch.dtype = torch.float32,
+    part: bool = False,
 ) -> Solution:
     """Walk x_0 [B, L] from t = 0 to t = 1 along `times` (a step count, or a grid).
+
+    With `part` the grid may begin and end anywhere, and x_0 is the state at its beginning.
 
     `given` (bool, [B, L] or [L]) marks positions that hold `given_tokens` from the first call of the model to the
     end: a prefix, or any infill. The model sees t and h in `time_dtype`; the jumps work in float64. Every step takes
     the same random numbers whatever happens in it, so with `RowNoise` a row does not depend on its neighbours.
 
     `bias` [V] is added to the logits, in float32 or better, before temperature and top-p: softmax((logits + bias)/T).
-    −inf rules a token out. `limits` does so at some positions alone.
+    −inf rules a token out. `limits` does so at some positions alone. All of them shape the law of x_1 that the jump
+    reads (`flow.reads_of`, which the model must then give). A score is turned into the posterior, shaped, and turned
+    back; with the mask source its sum stays, which is how likely [MASK] is left.
 
     `on_state(passes, t, x)` is told after every pass how many there were, the time reached and the state [B, L], which
     is the solver's own. Unlike `on_step` it asks for no logits, so nothing is computed for its sake.
@@ -159,18 +121,15 @@ def solve(
     positions that it needs in the same way and is then asked about the rows. A walk ends early when the jump says that
     all rows are done (`Stops`).
     """
-    points = grid(times) if isinstance(times, int) else check_grid(times)
-    clamp, held = _clamp(x_0, given, given_tokens, jump.source.vocab)
-    shaper = _Shaper(x_0.device, temperature, top_p, _checked(bias, jump.source.vocab, x_0.device))
-    sets = None if limits is None else limits.spread(x_0, jump.source.vocab)
-    shaper.allowed = None if limits is None else limits.allowed.to(x_0.device)
-    x, rows, each = clamp(x_0), x_0.shape[0], getattr(model, "passes_a_call", 1)
-    jump = jump.begin(x) if isinstance(jump, Remembers) else jump
-    walk = _Walk(model, jump, noise, clamp, held, sets, shaper, time_dtype)
+    points = grid(times) if isinstance(times, int) else check_grid(times, part=part)
+    held, dials = (given, given_tokens), (temperature, top_p)
+    walk, x = begin(model, x_0, jump, noise, given=held, dials=dials, bias=bias, limits=limits, time_dtype=time_dtype)
+    jump, rows, each = walk.jump, x_0.shape[0], getattr(model, "passes_a_call", 1)
     passes, going = torch.zeros(rows, dtype=torch.int64), torch.ones(rows, dtype=torch.int64)
     for index, (start, end) in enumerate(pairwise(points)):
         before, passes = x, passes + each * going
-        x, logits = walk.step(x, start, end, whole=on_step is not None)
+        t, h = (torch.full((rows,), v, dtype=torch.float64, device=x.device) for v in (start, end - start))
+        x, logits = walk.step(x, t, h, whole=on_step is not None)
         if on_step is not None:
             assert logits is not None
             on_step(Step(index=index, t=start, h=end - start, before=before, after=x, logits=logits))
@@ -187,134 +146,5 @@ def solve(
             on_step(Step(index=len(points) - 1, t=1.0, h=0.0, before=before, after=x, logits=logits))
         if on_state is not None:
             on_state(each * len(points), 1.0, x)
-    if bool(shaper.bad):
-        raise UserError("the model gave logits that are not numbers (NaN or infinite): is the checkpoint sound?")
+    walk.shaper.check()
     return Solution(tokens=x, passes=passes)
-
-
-def reads_some(jump: Jump) -> bool:
-    """Can the jump do with the logits of some positions?"""
-    return isinstance(jump, RowJump) or (isinstance(jump, PositionJump) and not isinstance(jump, Remembers))
-
-
-@dataclass(frozen=True)
-class _Walk:
-    """What stays the same over the steps: `held` [B, L] is what is given, `sets` [B, L] are those of the limits."""
-
-    model: Model
-    jump: Jump
-    noise: Noise
-    clamp: Callable[[Tensor], Tensor]
-    held: Tensor | None
-    sets: Tensor | None
-    shaper: _Shaper
-    time_dtype: torch.dtype
-
-    def step(self, x: Tensor, start: float, end: float, *, whole: bool) -> tuple[Tensor, Tensor | None]:
-        """The state after a step, and the logits it was made by, which are there in any case with `whole`."""
-        t = torch.full((len(x),), start, dtype=torch.float64, device=x.device)
-        h = torch.full((len(x),), end - start, dtype=torch.float64, device=x.device)
-        seen, jump = (t.to(self.time_dtype), h.to(self.time_dtype)), self.jump
-        if not whole and isinstance(self.model, PartialModel) and reads_some(jump):
-            return self.some(self.model, x, t, h, seen), None
-        own = self.shaper.own(self.model(x, *seen), self.sets)
-        logits = self.shaper.shape(own)
-        if not isinstance(jump, RowJump):
-            return self.clamp(jump(x, logits, t, h, self.noise)), logits
-        u = uniform(self.noise, (*x.shape, 2), x.device)
-        return self.clamp(jump.settle(x, *jump.read(logits, own, u), t, h, u)), logits
-
-    def finish(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The jump's last word, by a pass at t = 1, and the logits of that pass."""
-        assert isinstance(self.jump, Finishes)
-        one, none = (torch.full((len(x),), value, dtype=self.time_dtype, device=x.device) for value in (1.0, 0.0))
-        logits = self.shaper(self.model(x, one, none), self.sets)
-        return self.clamp(self.jump.finish(x, logits, self.noise)), logits
-
-    def some(self, model: PartialModel, x: Tensor, t: Tensor, h: Tensor, seen: tuple[Tensor, Tensor]) -> Tensor:
-        """The state after a step, by the logits of those positions alone that the jump needs.
-
-        Which ones is asked before the pass is launched: the device then waits for the host only as long as a launch
-        takes.
-        """
-        jump, u = self.jump, uniform(self.noise, (*x.shape, 2), x.device)
-        assert isinstance(jump, PositionJump | RowJump)
-        may = jump.needs(x, t, h, u)
-        if self.held is not None:
-            may = may & ~self.held
-        places = may.flatten().nonzero().squeeze(-1)
-        read = model.look(x, *seen)
-        flat, uniforms = x.flatten(), u.flatten(0, 1)
-        out, scores = flat.clone(), torch.zeros(flat.shape, dtype=torch.float64, device=x.device)
-        for part in torch.split(places, max(1, ROOM.get(x.device.type, ROOM["cpu"]) // jump.source.vocab)):
-            own = self.shaper.own(read(part), None if self.sets is None else self.sets.flatten()[part])
-            logits = self.shaper.shape(own)
-            if isinstance(jump, RowJump):
-                out[part], scores[part] = jump.read(logits, own, uniforms[part])
-            else:  # as one row of a state: all positions have the same t and h
-                out[part] = jump.move(flat[part][None], logits[None], t[:1], h[:1], uniforms[part][None])[0]
-        if not isinstance(jump, RowJump):
-            return out.view_as(x)
-        return self.clamp(jump.settle(x, out.view_as(x), scores.view_as(x), t, h, u))
-
-
-@dataclass
-class _Shaper:
-    """Logits […, V] as a jump is to see them; `bad` remembers whether any were not numbers."""
-
-    device: torch.device
-    temperature: float
-    top_p: float
-    bias: Tensor | None
-    allowed: Tensor | None = None
-    bad: Tensor = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.bad = torch.zeros((), dtype=torch.bool, device=self.device)
-
-    def __call__(self, logits: Tensor, sets: Tensor | None = None) -> Tensor:
-        """What a jump draws from."""
-        return self.shape(self.own(logits, sets))
-
-    def own(self, logits: Tensor, sets: Tensor | None) -> Tensor:
-        """The model's own law, with `bias`, of the tokens that may be; `sets` […] are those of `Limits`, if any."""
-        peak = logits.amax(-1)  # NaN if any is; all −inf is allowed, it means uniform
-        self.bad |= (peak.isnan() | (peak == math.inf)).any()
-        if self.bias is not None:
-            logits = logits + self.bias.to(torch.promote_types(logits.dtype, torch.float32))
-        if sets is not None and self.allowed is not None:
-            few = sets.nonzero(as_tuple=True)
-            logits = logits.index_put(few, logits[few].masked_fill(~self.allowed[sets[few]], -math.inf))
-        return logits
-
-    def shape(self, own: Tensor) -> Tensor:
-        """The same by temperature and top-p."""
-        return shape_logits(own, self.temperature, self.top_p)
-
-
-def _checked(bias: Tensor | None, vocab: int, device: torch.device) -> Tensor | None:
-    if bias is None:
-        return None
-    if bias.shape != (vocab,):
-        raise UserError(f"a bias has one number for each of the {vocab} tokens, not the shape {tuple(bias.shape)}")
-    if bool((bias.isnan() | (bias == math.inf)).any()):
-        raise UserError("a bias of the logits must be made of numbers or −inf: this one has NaN or +inf")
-    return bias.to(device)
-
-
-def _clamp(
-    x_0: Tensor, given: Tensor | None, tokens: Tensor | None, vocab: int
-) -> tuple[Callable[[Tensor], Tensor], Tensor | None]:
-    """The function that puts the given tokens back in their places, and those places [B, L]."""
-    if (given is None) != (tokens is None):
-        raise UserError("given positions and given tokens come together: pass both or neither")
-    if given is None or tokens is None:
-        return (lambda x: x), None
-    try:
-        held, fixed = given.to(torch.bool).expand_as(x_0), tokens.to(x_0.dtype).expand_as(x_0)
-    except RuntimeError:
-        shapes = f"{tuple(given.shape)} and {tuple(tokens.shape)}"
-        raise UserError(f"given positions and tokens have the shapes {shapes}, the state {tuple(x_0.shape)}") from None
-    if bool((held & ((fixed < 0) | (fixed >= vocab))).any()):
-        raise UserError(f"a given token lies outside the vocabulary of {vocab} tokens")
-    return (lambda x: torch.where(held, fixed, x)), held

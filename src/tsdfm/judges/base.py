@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 from tsdfm.errors import UserError
-from tsdfm.metrics.perplexity import Score as Score
+from tsdfm.metrics import Score as Score
 
 OnDone = Callable[[int, int], None]
 """`on_done(done, total)`: how many texts have been scored."""

@@ -7,6 +7,7 @@ after it included; a packed row begins anywhere in a document, and its first tok
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,12 @@ from tsdfm.tokens.rows import TokenRows
 
 
 class JudgeTask:
-    """What the training loop asks for: the network, the loss of a batch, and the held-out likelihood."""
+    """What the training loop asks for: the network, the loss of a batch, and the held-out likelihood.
+
+    A prompt is text like any other to a model that reads from left to right.
+    """
+
+    prompts: ClassVar[bool] = True
 
     def __init__(self, settings: JudgeTrainSettings, spec: CausalSpec, valid: TokenRows | None) -> None:
         self.settings, self.spec, self.valid = settings, spec, valid

@@ -1,7 +1,8 @@
 """Triton kernels, each beside a plain torch reference of the same signature.
 
     draw     tokens, probabilities and statistics of logits rows, from one read of each
-    rows     KL, cross-entropy and generalised KL of logits rows, with the gradient by the logits in their place
+    rows     KL, cross-entropy, generalised KL and score entropy of logits rows, with the gradient in the logits' place
+    reversal the time reversal of uniform noise, in the same way
     head     the output head padded to aligned columns: what makes its matrix products quick
     fused    losses of head(hidden) chunk by chunk: no [B, L, V] tensor ever exists
     noise    the uniforms of `flow.RowNoise` in one launch, without waiting for the device

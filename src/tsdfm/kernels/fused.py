@@ -46,7 +46,8 @@ class Target:
     """A distribution for every position, as what it is made of: hidden states [N, D] of one or more stages and a head.
 
     One state (or the average of several, since the head is linear) gives softmax(head(hidden)); several with `shares`
-    give Σ_s share_s · softmax(head(hidden_s)), the average of the stages' probabilities.
+    give Σ_s share_s · softmax(head(hidden_s)), the average of the stages' probabilities. Where one column of each
+    position is `raised`, by tokens and numbers [N] each, it is so before the softmax.
     """
 
     hidden: Sequence[Tensor]
@@ -54,16 +55,28 @@ class Target:
     weight: Tensor
     bias: Tensor | None
     head: Head | None = None  # the same head padded, for kernels
+    raised: tuple[Tensor, Tensor] | None = None
+
+    def logits(self, hidden: Tensor, part: slice) -> Tensor:
+        """Logits of a chunk [n, V], float32 or better; the products run in the dtype of the head's weight."""
+        logits = _logits(hidden[part], self.weight, self.bias)
+        return logits if self.raised is None else raised(logits, *(x[part] for x in self.raised))
 
     def log_p(self, part: slice) -> Tensor:
-        """log p of a chunk [n, V], float32 or better; the products run in the dtype of the head's weight."""
-        logs = [_logits(hidden[part], self.weight, self.bias).log_softmax(-1) for hidden in self.hidden]
+        """log p of a chunk [n, V], float32 or better."""
+        logs = [self.logits(hidden, part).log_softmax(-1) for hidden in self.hidden]
         if len(logs) == 1:
             return logs[0]
         out = logs[0].add_(math.log(self.shares[0]))
         for share, log in zip(self.shares[1:], logs[1:], strict=True):
             out = torch.logaddexp(out, log.add_(math.log(share)))
         return out
+
+
+def raised(logits: Tensor, tokens: Tensor, by: Tensor) -> Tensor:
+    """logits [n, V] with the column of one token each [n] raised by a number [n]."""
+    rows = torch.arange(len(logits), device=logits.device)
+    return logits.index_put((rows, tokens), by.to(logits.dtype), accumulate=True)
 
 
 @dataclass(frozen=True)
@@ -76,7 +89,7 @@ class Divergence:
     @property
     def has_kernel(self) -> bool:
         """One hidden state and a padded head are what the kernel takes."""
-        return len(self.target.hidden) == 1 and self.target.head is not None
+        return len(self.target.hidden) == 1 and self.target.head is not None and self.target.raised is None
 
     def by_kernel(self, logits: Tensor, part: slice, scale: Tensor, columns: int, gradient: bool) -> Tensor:
         """As `Objective` says, by `rows.divergence`."""
@@ -118,6 +131,21 @@ class GeneralisedKL:
 
     def __call__(self, logits: Tensor, part: slice, gradient: bool) -> rows.Graded:
         return rows.plain_tokens(logits, self.x_1[part], self.x_t[part], gradient=gradient)
+
+
+@dataclass(frozen=True)
+class ScoreEntropy:
+    """The score entropy (`kernels.rows.scores`) against ratios of N positions; its weight belongs into `scale`."""
+
+    to: rows.Ratios
+    has_kernel: ClassVar[bool] = True
+
+    def by_kernel(self, logits: Tensor, part: slice, scale: Tensor, columns: int, gradient: bool) -> Tensor:
+        """As `Objective` says, by `rows.scores`."""
+        return rows.scores(logits, self.to[part], scale, columns, gradient=gradient)
+
+    def __call__(self, logits: Tensor, part: slice, gradient: bool) -> rows.Graded:
+        return rows.plain_scores(logits, self.to[part], gradient=gradient)
 
 
 def fused_loss(hidden: Tensor, head: nn.Linear, objective: Objective, scale: Tensor) -> Tensor:

@@ -50,6 +50,25 @@ def padded(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Head:
     return Head(wide, long, columns)
 
 
+class SettledHead(nn.Module):
+    """A head of a network that does not change any more: padded once, in the dtype of the products."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, head: nn.Linear, dtype: torch.dtype) -> None:
+        super().__init__()
+        made = padded(head.weight, head.bias, dtype)
+        self.columns = made.columns
+        self.register_buffer("weight", made.weight, persistent=False)
+        self.register_buffer("bias", made.bias, persistent=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Logits […, V] of hidden states […, D]."""
+        with torch.autocast(hidden.device.type, enabled=False):
+            return Head(self.weight, self.bias, self.columns)(hidden)
+
+
 def quick_logits(hidden: Tensor, head: nn.Linear) -> Tensor:
     """head(hidden) […, V] without gradients: by the padded head where kernels run, else by the head itself.
 

@@ -3,14 +3,18 @@
     divergence   KL(p ‖ q) = Σ_v p_v log(p_v/q_v);   in reverse, KL(q ‖ p);   q student, p target
     tokens       cross-entropy −log q(x_1), or the bracket of the generalised KL:
                  1 − q(x_1) where x_t = x_1,   −log q(x_1) − q(x_t) elsewhere,   q([MASK]) = 0
+    scores       score entropy Σ_{v≠x_t} [s_v − r_v log s_v + r_v(log r_v − 1)],   log s = logits − shift,
+                 r_v = high at v = x_1 and low elsewhere
 
-`plain_divergence` and `plain_tokens` are plain torch. `divergence` and `tokens` are what the Triton kernels beside them
-(`rows_triton`) do: they leave the gradient, multiplied by the row's `scale`, in the logits' place. There the logits are
-[n, V′] with V′ ≥ V = `columns`: what lies beyond V is ignored, and its gradient is zero. Losses are [n]; softmax and
-sums are float32 or better, whatever the logits' dtype.
+`plain_divergence`, `plain_tokens` and `plain_scores` are plain torch. `divergence`, `tokens` and `scores` are what the
+Triton kernels beside them (`rows_triton`) do: they leave the gradient, multiplied by the row's `scale`, in the logits'
+place. There the logits are [n, V′] with V′ ≥ V = `columns`: what lies beyond V is ignored, and its gradient is zero.
+Losses are [n]; softmax and sums are float32 or better, whatever the logits' dtype.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -52,6 +56,35 @@ def plain_tokens(logits: Tensor, x_1: Tensor, x_t: Tensor | None, *, gradient: b
     grad = log_q.exp_().mul_(torch.where(arrived, q_1, 1.0 + q_t))
     grad.scatter_add_(-1, x_1, -torch.where(arrived, q_1, _ones(q_1)))
     return loss, grad.scatter_add_(-1, here, -torch.where(arrived, 0.0, q_t))
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """What a score entropy is measured against, for each row [n]: x_1, x_t (V is [MASK]), and shift, low, high."""
+
+    x_1: Tensor
+    x_t: Tensor
+    shift: Tensor
+    low: Tensor
+    high: Tensor
+
+    def __getitem__(self, part: slice) -> Ratios:
+        return Ratios(self.x_1[part], self.x_t[part], self.shift[part], self.low[part], self.high[part])
+
+
+def plain_scores(logits: Tensor, to: Ratios, *, gradient: bool) -> Graded:
+    """Score entropy of logits [n, V] in float32 or better: a sum of r(e^d − 1 − d), d = log s − log r, or s at r = 0.
+
+    No term is negative, and all are zero at s = r. The gradient by l_v is s_v − r_v, and 0 at v = x_t.
+    """
+    log_s = logits - to.shift[:, None].to(logits.dtype)
+    low, high = (r[:, None].to(logits.dtype) for r in (to.low, to.high))
+    r = low.expand_as(log_s).scatter(-1, to.x_1[:, None], high)
+    d = torch.where(r > 0, log_s - r.log(), 0.0)
+    term = torch.where(r > 0, r * (torch.expm1(d) - d), log_s.exp())
+    there = torch.arange(logits.shape[-1], device=logits.device) == to.x_t[:, None]
+    loss = term.masked_fill(there, 0.0).sum(-1)
+    return loss, (log_s.exp() - r).masked_fill_(there, 0.0) if gradient else None
 
 
 def plain_divergence(logits: Tensor, log_p: Tensor, *, reverse: bool, gradient: bool) -> Graded:
@@ -101,6 +134,18 @@ def tokens(
 
         return launch_tokens(logits, x_1, x_t, scale, columns, gradient)
     loss, grad = plain_tokens(_wide(logits[:, :columns]), x_1, x_t, gradient=gradient)
+    _replace(logits, grad, scale, columns)
+    return loss
+
+
+@torch.no_grad()
+def scores(logits: Tensor, to: Ratios, scale: Tensor, columns: int, *, gradient: bool = True) -> Tensor:
+    """Score entropy [n] of rows `logits` [n, V′], which become the gradient times `scale` [n], where asked for."""
+    if kernels.on(logits, "rows"):
+        from tsdfm.kernels.rows_triton import launch_scores
+
+        return launch_scores(logits, to, scale, columns, gradient)
+    loss, grad = plain_scores(_wide(logits[:, :columns]), to, gradient=gradient)
     _replace(logits, grad, scale, columns)
     return loss
 

@@ -1,5 +1,6 @@
 # mypy: ignore-errors
 """The kernels of `kernels.rows`: a program a row, two reads of it (the second from the cache) and one write.
+The score entropy needs one read.
 
 Every lane keeps its own running maximum and sum and they are joined once at the end of the first read, so there is no
 barrier inside the loops. float32 throughout.
@@ -11,6 +12,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from tsdfm.kernels.rows import Ratios
 
 DIVERGENCE = (4096, 16)  # columns of one trip of a loop, warps: eight columns a thread, one load of bf16
 TOKENS = (2048, 4)  # one row only, so sixteen a thread
@@ -129,6 +132,37 @@ def tokens_kernel(
             tl.store(row + column, grad.to(logits.dtype.element_ty), mask=column < VP)
 
 
+@triton.jit
+def scores_kernel(
+    logits, stride, x_1, x_t, shift, low, high, scale, loss, V, VP, C: tl.constexpr, GRAD: tl.constexpr
+):  # fmt: skip
+    """One read and one write: neither the losses nor their gradients need the sum of a row before."""
+    n = tl.program_id(0).to(tl.int64)
+    row = logits + n * stride
+    i = tl.arange(0, C)
+    one, here = tl.load(x_1 + n), tl.load(x_t + n)
+    off, least = tl.load(shift + n).to(tl.float32), tl.load(low + n).to(tl.float32)
+    most = tl.load(high + n).to(tl.float32)
+    log_least, log_most = tl.log(tl.maximum(least, 1e-37)), tl.log(tl.maximum(most, 1e-37))
+    weight = tl.load(scale + n).to(tl.float32)
+    found = tl.zeros([C], tl.float32)
+    for first in range(0, VP, C):
+        column = first + i
+        log_s = _load(row, column, V, VP) - off
+        s = _exp(log_s)
+        r = tl.where(column == one, most, least)
+        d = tl.where((r > 0) & (column < V), log_s - tl.where(column == one, log_most, log_least), 0.0)
+        # r(e^d − 1 − d), r·e^d = s; by its series near d = 0, where the difference would cancel
+        series = d * d * (0.5 + d * (0.16666667 + d * (0.041666668 + d * 0.008333334)))
+        term = tl.where((r > 0) & (tl.abs(d) < 0.1), r * series, s - r - r * d)
+        counts = (column < V) & (column != here)
+        found += tl.where(counts, term, 0.0)
+        if GRAD:
+            grad = tl.where(counts, (s - r) * weight, 0.0)
+            tl.store(row + column, grad.to(logits.dtype.element_ty), mask=column < VP)
+    tl.store(loss + n, tl.sum(found, axis=0))
+
+
 def _block(columns: int, most: int) -> int:
     return min(most, triton.next_power_of_2(columns))
 
@@ -143,6 +177,17 @@ def launch_divergence(
         divergence_kernel[(len(logits),)](
             logits, target, logits.stride(0), target.stride(0), scale.contiguous(), loss, columns, logits.shape[1],
             C=_block(columns, DIVERGENCE[0]), REVERSE=reverse, GRAD=gradient, num_warps=DIVERGENCE[1],
+        )  # fmt: skip
+    return loss
+
+
+def launch_scores(logits: Tensor, to: Ratios, scale: Tensor, columns: int, gradient: bool) -> Tensor:
+    loss = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
+    if len(logits):
+        numbers = [x.to(torch.float32).contiguous() for x in (to.shift, to.low, to.high, scale)]
+        scores_kernel[(len(logits),)](
+            logits, logits.stride(0), to.x_1.contiguous(), to.x_t.contiguous(), *numbers, loss, columns,
+            logits.shape[1], C=_block(columns, TOKENS[0]), GRAD=gradient, num_warps=TOKENS[1],
         )  # fmt: skip
     return loss
 

@@ -21,7 +21,7 @@ from tsdfm.errors import UserError
 from tsdfm.settings import nearest
 
 if TYPE_CHECKING:
-    from tsdfm.distil.parts import Floor, Rollout, Teacher, Times
+    from tsdfm.distil.parts import Floor, Parts, Rollout, Teacher, Times
     from tsdfm.engine.distributed import Processes
     from tsdfm.engine.task import Task
     from tsdfm.flow import Bound, Jump
@@ -55,6 +55,8 @@ class Method:
     sources: ClassVar[tuple[str, ...]] = ("uniform", "mask")
     time: ClassVar[bool] = True
     """Is the network told t?"""
+    clock: ClassVar[str] = "t"
+    """As what it is told the time: "t", or "sigma", −log κ(t) (`flow.schedule.sigma`)."""
     step_size: ClassVar[bool] = False
     """Is the network told h?"""
     logits: ClassVar[str] = "plain"
@@ -87,11 +89,12 @@ class Method:
         """The words of the command that comes after the training, for those who run commands one by one."""
         return ("sample", settings.out)
 
-    def words(self) -> dict[str, Any]:
-        """What a `VelocitySpec` says of a model of this method."""
+    def words(self, settings: Any = None) -> dict[str, Any]:
+        """What a `VelocitySpec` says of a model of this method, trained by `settings` (none: by its defaults)."""
         return {
             "method": self.name,
             "time": self.time,
+            "clock": self.clock,
             "step_size": self.step_size,
             "logits": self.logits,
             "jump": self.jump,
@@ -131,7 +134,11 @@ class DistilMethod(Method):
     needs: ClassVar[tuple[str, ...]] = ("init_from",)
     many_step = False
     keeps: ClassVar[tuple[str, ...]] = ()
-    """Which of `time`, `step_size`, `logits` and `jump` stay as they are in the model it starts from."""
+    """Which of `time`, `clock`, `step_size`, `logits` and `jump` stay as they are in the model it starts from."""
+
+    def told(self, settings: Any, origin: VelocitySpec) -> dict[str, Any]:
+        """Which of its words are others for a student that starts from a model of `origin`: what it `keeps`."""
+        return {name: getattr(origin, name) for name in self.keeps}
 
     def times(self, settings: Any) -> Times:
         """Which rows take a large step, and its t and h."""
@@ -151,18 +158,22 @@ class DistilMethod(Method):
 
         return FromData(spec.flow_schedule())
 
-    def task(self, settings: Any, spec: VelocitySpec, valid: TokenRows | None, world: Processes) -> Task:
-        """What the training loop is given."""
+    def parts(self, settings: Any, spec: VelocitySpec, world: Processes) -> Parts:
+        """The four parts together."""
         from tsdfm.distil.parts import Parts
-        from tsdfm.distil.task import StudentTask
 
-        parts = Parts(
+        return Parts(
             times=self.times(settings),
             teacher=self.teacher(settings, spec, world),
             rollout=self.rollout(settings, spec, world),
             floor=self.floor(settings, spec, world),
         )
-        return StudentTask(settings, spec, valid, parts, self.bound())
+
+    def task(self, settings: Any, spec: VelocitySpec, valid: TokenRows | None, world: Processes) -> Task:
+        """What the training loop is given."""
+        from tsdfm.distil.task import StudentTask
+
+        return StudentTask(settings, spec, valid, self.parts(settings, spec, world), self.bound())
 
     def rounds(self, settings: Any) -> int:
         """How many rounds of distillation a whole training is, where tables shall say so; 0 where they need not."""
@@ -253,24 +264,21 @@ def method_of(manifest: Mapping[str, Any]) -> Method | None:
     return method(student_method(given if isinstance(given, Mapping) else {})[0])
 
 
+def brought_jumps() -> dict[str, JumpMaker]:
+    """The jumps that methods bring, by name: `flow.jump_from` finds them here."""
+    return {jump: maker for each in files() for jump, maker in method(each).jumps().items()}
+
+
 def jump_for(name: str, spec: VelocitySpec) -> Jump:
-    """A jump by its name for a model of `spec`: `auto`, one of `flow.JUMPS`, or one that a method brings.
+    """A jump by its name for a model of `spec`: `auto` is the one its method chose (`VelocitySpec.flow_jump`)."""
+    return spec.flow_jump(name)
 
-    A jump that has a dial, such as ReMDM's η, takes it after a colon: `remdm-cap:0.1`.
-    """
-    from tsdfm.flow import JUMPS, jump_from
 
-    word, colon, dial = (spec.usual_jump() if name == "auto" else name).partition(":")
-    schedule, source = spec.flow_schedule(), spec.flow_source()
-    if word in JUMPS and not colon:
-        return jump_from(word, schedule, source)
-    brought = {jump: maker for each in files() for jump, maker in method(each).jumps().items()}
-    if word not in brought:
-        raise UserError(f"unknown jump {name!r}{nearest(name, ('auto', *JUMPS, *brought))}")
-    try:
-        return brought[word](schedule, source, *([float(dial)] if colon else []))
-    except (TypeError, ValueError):
-        raise UserError(f"jump {word} takes no such dial as {dial!r}") from None
+def bound_of(spec: VelocitySpec) -> Bound | None:
+    """The bound that a model of `spec` is measured by; runs that did not record their method have the flow's."""
+    from tsdfm.flow.elbo import FLOW_BOUND
+
+    return method(spec.method).bound() if spec.method else FLOW_BOUND
 
 
 def student_method(values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -104,8 +104,8 @@ class Dream(LLaDA):
     settings: ClassVar[type] = DreamSettings
     jump = "dream-origin"
 
-    def words(self) -> dict[str, Any]:
-        return {**super().words(), "shift": True}
+    def words(self, settings: Any = None) -> dict[str, Any]:
+        return {**super().words(settings), "shift": True}
 
     def loss(self, settings: DreamSettings, spec: VelocitySpec) -> DreamLoss:  # type: ignore[override]
         flow = spec.flow_schedule(), spec.flow_source()

@@ -63,9 +63,9 @@ class HazardJump:
 
 def around(name: str, schedule: Schedule, source: Source) -> HazardJump:
     """The jump of that name, systematically."""
-    from tsdfm.flow import jump_from
+    from tsdfm.flow import JUMPS
 
-    return HazardJump(jump_from(name, schedule, source))
+    return HazardJump(JUMPS[name](schedule, source))
 
 
 class Hazard(Method):

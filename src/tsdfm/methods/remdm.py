@@ -1,4 +1,4 @@
-"""ReMDM: samplers that take tokens back, for any model of the mask source; Wang et al. 2025 (2503.00307).
+"""ReMDM: samplers that take tokens back; Wang et al. 2025 (2503.00307). For any model, by Duo's Ψ (`flow.psi`).
 
 From t to s = t + h, with α = κ, a revealed token is masked again with probability σ, and a [MASK] is revealed so that
 the share of revealed tokens stays what the schedule says:
@@ -6,16 +6,20 @@ the share of revealed tokens stays what the schedule says:
     revealed   P([MASK]) = σ,                                  P(stay) = 1 − σ
     [MASK]     P(y) = p(y)·[α_s − (1−σ)α_t]/(1 − α_t),         P([MASK]) = (1 − α_s − σα_t)/(1 − α_t)
 
-for 0 ≤ σ ≤ σ_max = min(1, (1 − α_s)/α_t). With σ = 0 it is MDLM's ancestral step.
+for 0 ≤ σ ≤ σ_max = min(1, (1 − α_s)/α_t). With σ = 0 it is MDLM's ancestral step. This is Ψ with ρ = σ/(1 − α_s), which
+has a meaning for the uniform source, too: a token goes back to noise with that much more chance than by the exact
+step. There σ_max = 1 − α_s.
 
     remdm-cap       σ = min(η, σ_max)
     remdm-rescale   σ = η·σ_max
     remdm-conf      σ of a position = σ_max · softmax of −ψ over the row's revealed positions; ψ is the probability its
-                    token was written with, so that about one token a step is taken back, the least sure first
+                    token was written with, so that about one token a step is taken back, the least sure first. It needs
+                    to know what is revealed, and so the mask source
     remdm-loop      MDLM's steps up to α_on; then α stays and σ = η; then MDLM's steps to the end
 
 The paper's η are for 1 024 steps and take back next to nothing in 8. Loop's phases get whole numbers of steps, one at
-least, so that 8 steps are 8 steps; the public code's α overshoots α_on on such a grid.
+least, so that 8 steps are 8 steps; the public code's α overshoots α_on on such a grid. A network that is told the time
+is told the one of the loop's α.
 """
 
 from __future__ import annotations
@@ -33,38 +37,44 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tsdfm.flow import Noise, Schedule, Source
+    from tsdfm.flow.psi import PsiJump
 
 ETA = {"cap": 0.008, "rescale": 0.015, "loop": 0.02}  # η of the paper's scripts
 ON, OFF, ALPHA_ON = 0.45, 0.95, 0.9  # where the loop begins and ends, in our time, and the share that is revealed in it
 
 
 @dataclass(frozen=True)
-class ReMDMJump:
-    """`kind` is cap, rescale or loop, `eta` its η. Positions are independent of each other: two uniforms each."""
+class ReMDMPace:
+    """How α and σ go along a text (`flow.psi`); `kind` is cap, rescale or loop, `eta` its η."""
 
     schedule: Schedule
     source: Source
     eta: float
     kind: str
-    final_pass: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        mask_of(self.source)
         if not 0 <= self.eta <= 1:
             raise UserError(f"ReMDM's η is a probability, not {self.eta}")
+        if self.kind == "loop" and self.source.mask is None and self.eta > 1 - ALPHA_ON + 1e-9:
+            raise UserError(f"on the uniform source the loop's η is at most {1 - ALPHA_ON:.2g}, not {self.eta}")
 
-    def rates(self, t: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """α_t, α_s and σ, each [B, 1] float64."""
+    def most(self, before: Tensor, after: Tensor) -> Tensor:
+        """σ_max: 1 − α_s, above which Ψ's weights may be negative, and more where a [MASK] can make up for it."""
         import torch
 
+        if self.source.mask is None:
+            return 1 - after
+        return torch.where(before > 0, (1 - after) / before.clamp(min=1e-300), 1.0).clamp(0.0, 1.0)
+
+    def sigma(self, t: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """α_t, α_s and σ, each [B, 1] float64."""
         if self.kind == "loop":
-            return self.loop_rates(t, h)
-        s = (t + h).double().view(-1, 1)
-        before, after = self.schedule.kappa(t.double().view(-1, 1)), self.schedule.kappa(s)
-        most = torch.where(before > 0, (1 - after) / before.clamp(min=1e-300), 1.0).clamp(0.0, 1.0)
+            return self.loop(t, h)
+        before, after = (self.schedule.kappa(time.double().view(-1, 1)) for time in (t, t + h))
+        most = self.most(before, after)
         return before, after, most.clamp(max=self.eta) if self.kind == "cap" else self.eta * most
 
-    def loop_rates(self, t: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def loop(self, t: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The same along three phases: α from 0 to α_on, at α_on, from α_on to 1."""
         import torch
 
@@ -82,31 +92,14 @@ class ReMDMJump:
         looping = (index >= first) & (index < steps - last)
         return alpha(index), alpha(index + 1), torch.where(looping, self.eta, 0.0)
 
-    def chances(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
-        """The probability [B, L] that a position changes: is revealed where it is masked, is masked where it is not."""
-        import torch
+    def rates(self, t: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """α_t, α_s and ρ = σ/(1 − α_s), as `flow.psi.Pace` has them."""
+        before, after, sigma = self.sigma(t, h)
+        return before, after, sigma / (1 - after).clamp(min=1e-300)
 
-        before, after, sigma = self.rates(t, h)
-        reveal = torch.where(after >= 1.0, 1.0, (after - (1 - sigma) * before) / (1 - before).clamp(min=1e-300))
-        return torch.where(x_t == mask_of(self.source), reveal, sigma)
-
-    def needs(self, x_t: Tensor, t: Tensor, h: Tensor, u: Tensor) -> Tensor:
-        """The positions [B, L] that change, by uniforms u [B, L, 2]."""
-        return u[..., 0] < self.chances(x_t, t, h)
-
-    def move(self, x_t: Tensor, logits: Tensor, t: Tensor, h: Tensor, u: Tensor) -> Tensor:
-        """The jump by uniforms u [B, L, 2]: does it change, and into which token."""
-        import torch
-
-        from tsdfm.flow import draw
-
-        new = torch.where(x_t == mask_of(self.source), draw(logits, u[..., 1]), mask_of(self.source))
-        return torch.where(self.needs(x_t, t, h, u), new, x_t)
-
-    def __call__(self, x_t: Tensor, logits: Tensor, t: Tensor, h: Tensor, noise: Noise) -> Tensor:
-        from tsdfm.flow import uniform
-
-        return self.move(x_t, logits, t, h, uniform(noise, (*x_t.shape, 2), x_t.device))
+    def when(self, t: Tensor, h: Tensor) -> Tensor:
+        """t, or in the loop the time at which the schedule has its α."""
+        return self.schedule.inverse(self.loop(t, h)[0].view(-1)) if self.kind == "loop" else t
 
 
 @dataclass(frozen=True)
@@ -134,7 +127,7 @@ class ConfidenceReMDM:
 
         if self.written is None:
             raise ValueError("a jump that remembers begins with `begin`")
-        before, after, most = ReMDMJump(self.schedule, self.source, 1.0, "rescale").rates(t, h)
+        before, after, most = ReMDMPace(self.schedule, self.source, 1.0, "rescale").sigma(t, h)
         masked = x_t == mask_of(self.source)
         weight = torch.where(masked, 0.0, torch.exp(-self.written))
         sigma = most * weight / weight.sum(-1, keepdim=True).clamp(min=1e-300)
@@ -150,21 +143,22 @@ class ConfidenceReMDM:
 def mask_of(source: Source) -> int:
     """[MASK], or a refusal where there is none."""
     if source.mask is None:
-        raise UserError("ReMDM masks tokens again: it needs a model of the mask source")
+        raise UserError("remdm-conf masks tokens again: it needs a model of the mask source")
     return source.mask
 
 
-def with_eta(kind: str, schedule: Schedule, source: Source, eta: float | None = None) -> ReMDMJump:
+def with_eta(kind: str, schedule: Schedule, source: Source, eta: float | None = None) -> PsiJump:
     """A jump with the η that was given, or the paper's."""
-    return ReMDMJump(schedule, source, ETA[kind] if eta is None else eta, kind)
+    from tsdfm.flow.psi import PsiJump
+
+    return PsiJump(schedule, source, ReMDMPace(schedule, source, ETA[kind] if eta is None else eta, kind))
 
 
 class ReMDM(Method):
     """Re-masking samplers."""
 
     name, title = "remdm", "ReMDM"
-    help = "samplers that take tokens back, for any mask model: sample --jump remdm-cap, -rescale, -conf, -loop"
-    sources = ("mask",)
+    help = "samplers that take tokens back, for any model: sample --jump remdm-cap, -rescale, -loop; mask: -conf"
     trains = False
 
     def jumps(self) -> dict[str, JumpMaker]:
@@ -172,7 +166,7 @@ class ReMDM(Method):
         return {**made, "remdm-conf": ConfidenceReMDM}
 
     def train(self, settings: Any) -> Path:
-        raise UserError("remdm is a way to sample: train mdlm, or dfm on the mask source, and sample --jump remdm-cap")
+        raise UserError("remdm is a way to sample: train mdlm, dfm or duo, and sample --jump remdm-cap")
 
 
 METHOD = ReMDM()

@@ -91,7 +91,7 @@ class SDTT(DistilMethod):
     help = "few-step student of a masked model, in rounds that double its step"
     settings: ClassVar[type] = SDTTSettings
     sources = ("mask",)
-    keeps = ("time", "step_size")
+    keeps = ("time", "clock", "step_size")
     logits, jump = "subs", "ancestral"
 
     def rounds(self, settings: SDTTSettings) -> int:

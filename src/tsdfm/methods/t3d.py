@@ -5,7 +5,7 @@ to tell them in one step, as a discriminator that compares it with a reference r
 
     x_t    the text with a share of its tokens hidden, share from {1, ¾, ½, ¼} with P ∝ share^8
     ℓ(y)   the mean of log p(y_i | x_t) over the hidden positions i;   Δ(y) = ℓ_student(y) − ℓ_r(y)
-    x̃      r's one-shot answer to x_t
+    x̃      r's one-shot answer to x_t, a draw
     DDO    −log σ(β Δ(x)) − a · log(1 − σ(β Δ(x̃)))
     path   the mean over J levels of the cross-entropy on the first j/J of the hidden tokens in the order of reveal
 
@@ -16,6 +16,10 @@ T3D was made for models that write block after block. Ours write all free positi
 `block` says otherwise. The public code hides the earliest tokens of a trace; on its way the model has seen the
 opposite, so `hide` is `latest` by default. A share of the hidden slots shows a random token instead of [MASK]; a masked
 model is not asked there, so these are seen, but not learned.
+
+The public code's x̃ is r's likeliest answer (`fake = "greedy"`). Where r is unsure, that takes the likeliest token's
+probability away altogether; against a draw, DDO has r = the law of x as its fixed point. And share^8 shows next to
+nothing but empty rows: a model that writes in several steps also needs the others, so lower `share_power` for it.
 """
 
 from __future__ import annotations
@@ -75,7 +79,7 @@ class T3DSettings(DistilSettings):
     random_tokens: float = option(
         0.1, "share of the hidden tokens that become random ones instead of [MASK]", low=0, below=1
     )
-    fake: Literal["greedy", "draw"] = option("greedy", "the reference's answer x̃: its likeliest tokens, or a draw")
+    fake: Literal["draw", "greedy"] = option("draw", "the reference's answer x̃: a draw, or its likeliest tokens")
     beta: float = option(0.1, "β: how sharply student and reference are compared", above=0)
     a: float = option(0.5, "a: weight of the reference's answers", low=0)
     path: float = option(0.2, "λ: weight of the path term", low=0)
@@ -138,7 +142,7 @@ class T3D(DistilMethod):
     help = "few-step student of a masked model, against itself on its own full decodes"
     settings: ClassVar[type] = T3DSettings
     sources = ("mask",)
-    keeps = ("time", "step_size")
+    keeps = ("time", "clock", "step_size")
     logits, jump = "subs", "ancestral"
 
     def task(

@@ -18,23 +18,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tsdfm.errors import UserError
+from tsdfm.metrics import Score
 from tsdfm.metrics.intervals import Estimate, mean_interval, median_interval, ratio_interval
 
 LN_2 = math.log(2)
 MEDIAN_DRAWS = 400
-
-
-@dataclass(frozen=True)
-class Score:
-    """What a judge says of one text: −log p in nats over `tokens` of its tokens, `hits` of which were its own guess.
-
-    `characters` counts those of the scored text (the continuation alone, with a prefix).
-    """
-
-    nll: float
-    tokens: int
-    characters: int
-    hits: int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from tsdfm.nn.layers import Block, Norm, Rotary, ScalarEmbedding, at_places, modulate, places_of, zero_
 from tsdfm.nn.settings import Shape
 
+LATENT_SCALE = 1000.0  # neighbouring λ shall not look alike
+
 
 class DDiT(nn.Module):
     """p_θ(x_1 | x_t, t[, h]) as logits.
@@ -20,12 +22,23 @@ class DDiT(nn.Module):
     scalars are embedded, concatenated, passed through a linear layer and SiLU, and fused back to the condition width
     by each block and by the head. `tokens` counts the embedding rows: |V|, or |V| + 1 for the mask source. The head
     always has |V| columns, so that `[MASK]` cannot be predicted at all. With `shift` the answer at position i is read
-    off the hidden state of i − 1, as in a model that predicts the next token; the first one's is its own.
+    off the hidden state of i − 1, as in a model that predicts the next token; the first one's is its own. With `latent`
+    the network is told a number λ of [0, 1] besides, which belongs to the text and says nothing of it: laws of single
+    tokens that share λ make up a law of texts. Its embedding is added to those of all tokens.
 
     Example: `DDiT(NetSettings(preset="tiny").shape(), vocab=300, tokens=301)(x_t, t)` gives [B, L, 300].
     """
 
-    def __init__(self, shape: Shape, *, vocab: int, tokens: int, step_size: bool = False, shift: bool = False) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        vocab: int,
+        tokens: int,
+        step_size: bool = False,
+        shift: bool = False,
+        latent: bool = False,
+    ) -> None:
         super().__init__()
         self.shape, self.vocab, self.step_size, self.shift = shape, vocab, step_size, shift
         self.embedding = nn.Embedding(tokens, shape.width)
@@ -37,6 +50,7 @@ class DDiT(nn.Module):
             self.fuser: nn.Module = nn.Sequential(nn.Linear(2 * shape.cond, shape.cond), nn.SiLU())
         else:
             self.fuser = nn.Identity()
+        self.latent = ScalarEmbedding(shape.width) if latent else None
         self.places = places_of(shape)
         self.rotary = Rotary(shape.width // shape.heads)
         self.blocks = nn.ModuleList(Block(shape, fuse=step_size) for _ in range(shape.depth))
@@ -45,23 +59,53 @@ class DDiT(nn.Module):
         self.head = zero_(nn.Linear(shape.width, vocab))
 
     def forward(
-        self, x_t: Tensor, t: Tensor, h: Tensor | None = None, then: Callable[[Tensor, nn.Linear], Any] | None = None
+        self,
+        x_t: Tensor,
+        t: Tensor,
+        h: Tensor | None = None,
+        weights: Tensor | None = None,
+        latent: Tensor | None = None,
+        then: Callable[[Tensor, nn.Linear], Any] | None = None,
     ) -> Any:
-        """Logits [B, L, |V|] of x_1 for x_t [B, L], t [B] and, where the network has it, h [B].
+        """Logits [B, L, |V|] of x_1 for x_t [B, L], t [B] and, where the network has them, h [B] and λ [B] (none: ½).
+
+        With `weights` a position holds a law over tokens instead of one of them (`embed`).
 
         With `then`, what `then(hidden, head)` gives instead: work with the head that must happen inside the forward,
         where DDP sees it and FSDP has the weights at hand, such as a loss that never makes all logits at once.
         """
-        return self.read(self.hidden(x_t, t, h), then)
+        return self.read(self.hidden(x_t, t, h, weights, latent), then)
 
     def read(self, hidden: Tensor, then: Callable[[Tensor, nn.Linear], Any] | None = None) -> Any:
         """The end of the forward: logits [B, L, |V|] of a hidden state [B, L, D], or what `then` makes of it."""
         return self.head(hidden) if then is None else then(hidden, self.head)
 
-    def hidden(self, x_t: Tensor, t: Tensor, h: Tensor | None = None) -> Tensor:
+    def embed(self, x_t: Tensor, weights: Tensor | None = None) -> Tensor:
+        """The embeddings [B, L, D] of tokens x_t [B, L].
+
+        With `weights` [B, L, k+1], the mean embedding of a law over tokens: x_t [B, L, k] are some of them, and the
+        last weight is shared by all |V| alike. So no [B, L, |V|] is made where few tokens have nearly all the weight.
+        """
+        if weights is None:
+            out: Tensor = self.embedding(x_t)
+            return out
+        share = weights.to(self.embedding.weight.dtype).unsqueeze(-1)
+        some: Tensor = (self.embedding(x_t) * share[..., :-1, :]).sum(-2)
+        return some + share[..., -1, :] * self.embedding.weight[: self.vocab].mean(0)
+
+    def hidden(
+        self,
+        x_t: Tensor,
+        t: Tensor,
+        h: Tensor | None = None,
+        weights: Tensor | None = None,
+        latent: Tensor | None = None,
+    ) -> Tensor:
         """The final hidden state [B, L, D]; the head is linear in it."""
         cond = self.condition(t, h)
-        x = at_places(self.embedding(x_t), self.places)
+        x = at_places(self.embed(x_t, weights), self.places)
+        if self.latent is not None:
+            x = x + self.latent(LATENT_SCALE * (torch.full_like(t, 0.5) if latent is None else latent))[:, None]
         cos, sin = self.rotary(x_t.shape[1])
         for block in self.blocks:
             if self.shape.checkpoint and torch.is_grad_enabled():

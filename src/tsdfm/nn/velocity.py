@@ -5,19 +5,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from tsdfm.engine.sharded import sharded_module
 from tsdfm.errors import UserError
-from tsdfm.flow.jump import LeaveJump, jump_from
-from tsdfm.flow.logits import Meaning, meaning_of
-from tsdfm.flow.schedule import Schedule, schedule_from
+from tsdfm.flow.jump import Jump, jump_from
+from tsdfm.flow.logits import Meaning, Reads, meaning_of
+from tsdfm.flow.schedule import Schedule, schedule_from, sigma
 from tsdfm.flow.source import Source, source_from
+from tsdfm.flow.walk import Model
 from tsdfm.kernels.head import quick_logits
 from tsdfm.nn.ddit import DDiT
 from tsdfm.nn.layers import check_size
@@ -30,10 +32,11 @@ from tsdfm.store.bundle import find_weights
 class VelocitySpec(Settings):
     """What a velocity network is, apart from its weights: its sizes, its flow, what it is told and what it answers.
 
-    `time` and `step_size` say whether it sees t and h (a network that does not see t is told 0); `logits` is what its
-    answer means (`flow.logits`), and with `shift` the one at i is read off the hidden state of i − 1; `method` is how
-    it was trained, in how many `rounds` of distillation where it has such, and `jump` how it writes unless told
-    otherwise.
+    `time` and `step_size` say whether it sees t and h (a network that does not see t is told 0); `clock` is how it is
+    told the time, as t or as σ = −log κ (`flow.schedule.sigma`); `logits` is what its answer means (`flow.logits`), and
+    with `shift` the one at i is read off the hidden state of i − 1; with `latent` it is told a number that belongs to
+    the text; `method` is how it was trained, in how many `rounds` of distillation where it has such, and `jump` how it
+    writes unless told otherwise.
     """
 
     shape: Shape
@@ -45,11 +48,13 @@ class VelocitySpec(Settings):
     tokenizer: str
     step_size: bool = False
     time: bool = True
+    clock: Literal["t", "sigma"] = "t"
     logits: str = "plain"
     method: str = ""
     jump: str = ""
     rounds: int = option(0, "rounds of distillation", low=0)
     shift: bool = False
+    latent: bool = False
 
     def flow_source(self) -> Source:
         """The law of x_0."""
@@ -63,7 +68,8 @@ class VelocitySpec(Settings):
         """A fresh network of this kind."""
         check_size(self.shape, self.vocab)
         tokens = self.flow_source().tokens
-        return DDiT(self.shape, vocab=self.vocab, tokens=tokens, step_size=self.step_size, shift=self.shift)
+        told = {"step_size": self.step_size, "shift": self.shift, "latent": self.latent}
+        return DDiT(self.shape, vocab=self.vocab, tokens=tokens, **told)
 
     def plain(self) -> dict[str, Any]:
         """For a manifest."""
@@ -76,28 +82,40 @@ class VelocitySpec(Settings):
         Fields that came later are left out at their default, so that older checkpoints go on.
         """
         plain = replace(self, shape=replace(self.shape, checkpoint=False)).plain()
-        later = {"time": True, "logits": "plain", "shift": False}
+        later = {"time": True, "clock": "t", "logits": "plain", "shift": False, "latent": False}
         return {
             name: value
             for name, value in plain.items()
             if name not in ("method", "jump", "rounds") and (name not in later or value != later[name])
         }
 
-    def told(self, t: Tensor, h: Tensor) -> tuple[Tensor, Tensor | None]:
-        """What the network is given of times t [B] and step sizes h [B]."""
-        return t if self.time else torch.zeros_like(t), h if self.step_size else None
+    def told(self, t: Tensor, h: Tensor, latent: Tensor | None = None) -> tuple[Tensor, *tuple[Tensor | None, ...]]:
+        """What the network is given of times t [B], step sizes h [B] and, where there are any, latent numbers [B].
 
-    def meaning(self) -> Meaning | None:
-        """How answers become logits of x_1; none where they are."""
-        return meaning_of(self.logits, self.flow_source())
+        Between them and the step size stands what a position that is a law would bring (`DDiT.embed`): nothing here.
+        """
+        if not self.time:
+            t = torch.zeros_like(t)
+        elif self.clock == "sigma":
+            t = sigma(self.flow_schedule(), t).to(t.dtype)
+        known = (t, h if self.step_size else None)
+        return (*known, None, latent) if self.latent and latent is not None else known
+
+    def meaning(self, reads: Reads = "posterior") -> Meaning | None:
+        """How answers become logits of x_1, or the score if a jump reads that; none where they are."""
+        return meaning_of(self.logits, self.flow_source(), self.flow_schedule(), reads)
+
+    def flow_jump(self, name: str = "auto") -> Jump:
+        """A jump by its name (`flow.jump_from`); `auto` is the one the model's method chose."""
+        return jump_from(self.usual_jump() if name == "auto" else name, self.flow_schedule(), self.flow_source())
 
     def usual_jump(self) -> str:
         """The jump that the model's method chose; runs that did not record it have the one of their kind."""
         return self.jump or ("cumulative" if self.step_size else "euler")
 
-    def match(self, other: VelocitySpec, what: str) -> None:
-        """Refuse another vocabulary, tokenizer, source, layout of rows or place of the answers than this network's."""
-        for name in ("vocab", "tokenizer", "source", "length", "anchor", "shift"):
+    def match(self, other: VelocitySpec, what: str, *, rows: bool = True) -> None:
+        """Refuse another vocabulary, tokenizer, source, place of the answers or, with `rows`, layout of rows."""
+        for name in ("vocab", "tokenizer", "source", "shift", *(("length", "anchor") if rows else ())):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
                 raise UserError(f"{what} has {name} {theirs}, this model has {mine}: they do not belong together")
@@ -114,14 +132,22 @@ class Velocity:
     checkpoint: Path | None = None
     sha256: str = ""
 
-    def __call__(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
-        """p(x_1 | x_t[, t][, h]) as logits [B, L, |V|], whatever the network's own answer means."""
-        out: Tensor = as_model(self.net, self.spec)(x_t, t, h)
+    def __call__(self, x_t: Tensor, t: Tensor, h: Tensor, latent: Tensor | None = None) -> Tensor:
+        """p(x_1 | x_t[, t][, h][, λ]) as logits [B, L, |V|], whatever the network's own answer means."""
+        out: Tensor = as_model(self.net, self.spec)(x_t, t, h, latent)
         return out
 
-    def jump(self, name: str = "auto") -> LeaveJump:
-        """One of `flow.JUMPS` by its name; `auto` is the one the model's method chose."""
-        return jump_from(self.spec.usual_jump() if name == "auto" else name, self.schedule, self.source)
+    def reading(self, reads: Reads) -> Model:
+        """The model as something that reads the posterior, or the score, wants it."""
+        return self if reads == "posterior" else as_model(self.net, self.spec, reads)
+
+    def jump(self, name: str = "auto") -> Jump:
+        """A jump by its name (`flow.jump_from`); `auto` is the one the model's method chose."""
+        return self.spec.flow_jump(name)
+
+    def run_by(self, runner: Callable[[nn.Module], nn.Module]) -> Velocity:
+        """The same with its network called another way (`engine.runner`)."""
+        return replace(self, net=cast(DDiT, runner(self.net)))
 
     @property
     def device(self) -> torch.device:
@@ -138,14 +164,14 @@ def check_rows(spec: Any, rows: Any, owner: str, remedy: str = "use the tokens i
             raise UserError(f"{rows.folder} has {name} {theirs}, {owner} has {mine}: {remedy}")
 
 
-def as_model(net: nn.Module, spec: VelocitySpec) -> Any:
-    """(x_t, t, h) → logits for a network that may be wrapped (DDP, FSDP): a solver's or the ELBO's model."""
+def as_model(net: nn.Module, spec: VelocitySpec, reads: Reads = "posterior") -> Any:
+    """(x_t, t, h[, λ]) → logits of x_1, or the score, of a network that may be wrapped (DDP, FSDP), for a solver."""
     then = None if sharded_module(net) else quick_logits  # a copy of gathered weights would not stay true
-    mean = spec.meaning()
+    mean = spec.meaning(reads)
 
-    def model(x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
-        logits: Tensor = net(x_t, *spec.told(t, h), then=then)
-        return logits if mean is None else mean(logits, x_t)
+    def model(x_t: Tensor, t: Tensor, h: Tensor, latent: Tensor | None = None) -> Tensor:
+        logits: Tensor = net(x_t, *spec.told(t, h, latent), then=then)
+        return logits if mean is None else mean(logits, x_t, t.view(-1, *[1] * (x_t.ndim - 1)))
 
     return model
 

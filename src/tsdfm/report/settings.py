@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tsdfm.distil.settings import NavigateSettings, PolicyName
 from tsdfm.errors import UserError
@@ -18,6 +18,14 @@ if TYPE_CHECKING:
 Definition = Literal["paper", "geometric"]
 DEFINITION = "perplexity of several texts: the mean of theirs, or exp of their mean log, which one bad text moves less"
 BLIND = "temperatures of a sweep without guidance, to compare guided texts with at their entropy; empty is none"
+
+
+def check_lists(settings: Any) -> None:
+    """Refuse empty lists of step counts and temperatures, before anything is sampled; some may be left empty."""
+    usual = {field.name: field.default for field in fields(settings)}
+    for name in ("steps", "temperatures"):
+        if usual.get(name) and getattr(settings, name) == ():
+            raise UserError(f"{name} takes at least one value")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,16 +47,15 @@ class MeasureSettings(Settings):
     frontier: bool = option(False, "also sweep the temperature, for perplexity at matched entropy")
     temperatures: tuple[float, ...] = option((0.7, 0.8, 0.9, 1.0, 1.1), "temperatures of the sweep", above=0)
     frontier_steps: tuple[int, ...] = option((), "step counts of the sweep; empty is `steps`", low=1, high=10**6)
-    control: str = option("control", "the method a frontier is compared with (fs-dfm where there is no such run)")
+    control: str = option(
+        "control", "the method a frontier is compared with (a blind student where there is no such run)"
+    )
     definition: Definition = option("paper", f"for the frontier, {DEFINITION}")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.steps:
-            raise UserError("steps takes at least one step count")
-        if not self.temperatures:
-            raise UserError("a sweep needs at least one of temperatures")
+        check_lists(self)
 
     def steps_of(self, run: TrainedRun) -> tuple[int, ...]:
         """The step counts of a run: a many-step model has a list of its own."""
@@ -74,6 +81,10 @@ class ReportSettings(Settings):
     judges: tuple[str, ...] = option((), "more judges, as `tsdfm judge score` takes them; may be given many times")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     verbose: bool = option(False, "print whole tables and every cell; without it, what fits on a screen")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_lists(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +117,9 @@ class FrontierSettings(ReportSettings):
 
     steps: tuple[int, ...] = option((8,), "step counts", low=1, high=10**6)
     temperatures: tuple[float, ...] = option((0.7, 0.8, 0.9, 1.0, 1.1), "sampling temperatures of the sweep", above=0)
-    control: str = option("control", "the method the others are compared with (fs-dfm where there is no such run)")
+    control: str = option(
+        "control", "the method the others are compared with (a blind student where there is no such run)"
+    )
     definition: Definition = option("paper", DEFINITION)
     draws: int = option(400, "bootstrap draws of the intervals", low=2)
     unigram: str = option("", "the method (control, say) that is also swept with a unigram bias of its logits")
@@ -114,11 +127,6 @@ class FrontierSettings(ReportSettings):
         ("fs-dfm", "control-time", "control-probabilities", "control-forward", "ts-random", "ts-longer", "ts-dfm"),
         "methods that each is compared with too, where they are",
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.temperatures:
-            raise UserError("a sweep needs at least one of temperatures")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,11 +141,6 @@ class NeighboursSettings(ReportSettings):
         (0.7, 0.8, 0.9, 1.0, 1.1, 1.2), "sampling temperatures of the curves", above=0
     )
     curves: bool = option(True, "sweep the temperature of every run, for the figure; off: of the reference alone")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.steps or not self.temperatures:
-            raise UserError("steps takes at least one step count, and temperatures at least one temperature")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,8 +244,7 @@ class MauveSettings(ReportSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.steps:
-            raise UserError("steps takes at least one step count")
+        check_lists(self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ with its gaps filled, no space missing and none doubled.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import re
@@ -44,14 +45,18 @@ class Given:
 
     def limits(self, tokenizer: Tokenizer) -> Limits | None:
         """The tokens that may be written beside the spaces that are given; none if they may be any."""
-        if not bool(self.sides.any()):
-            return None
-        rules = {OPENS: tokenizer.opening, AFTER: ~tokenizer.blank_start, BEFORE: ~tokenizer.blank_end}
-        sets = torch.ones(OPENS + AFTER + BEFORE + 1, tokenizer.vocab_size, dtype=torch.bool)
-        for sides, (side, allowed) in itertools.product(range(len(sets)), rules.items()):
-            if sides & side:
-                sets[sides] &= torch.from_numpy(allowed)
-        return Limits(self.sides, sets)
+        return Limits(self.sides, allowed_beside(tokenizer)) if bool(self.sides.any()) else None
+
+
+@functools.lru_cache(maxsize=16)
+def allowed_beside(tokenizer: Tokenizer) -> Tensor:
+    """The tokens [sides, V] that may be written, by the sum of what they have beside them."""
+    rules = {OPENS: tokenizer.opening, AFTER: ~tokenizer.blank_start, BEFORE: ~tokenizer.blank_end}
+    sets = torch.ones(OPENS + AFTER + BEFORE + 1, tokenizer.vocab_size, dtype=torch.bool)
+    for sides, (side, allowed) in itertools.product(range(len(sets)), rules.items()):
+        if sides & side:
+            sets[sides] &= torch.from_numpy(allowed)
+    return sets
 
 
 @dataclass(frozen=True)

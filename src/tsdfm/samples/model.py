@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +21,24 @@ from tsdfm.flow import (
     ClassifierFree,
     Jump,
     Model,
-    RowNoise,
     Solution,
-    Step,
     check_grid,
     grid,
     mean_passes,
+    reads_of,
     reads_some,
     solve,
 )
-from tsdfm.methods import jump_for
+from tsdfm.methods import bound_of
 from tsdfm.nn.velocity import Velocity, load_velocity, run_folder
+from tsdfm.public.model import is_public, load_public
 from tsdfm.samples.given import Asked, Given, read_asked, several
 from tsdfm.samples.guide import Guide
 from tsdfm.samples.lengths import TIMES, likeliest
 from tsdfm.samples.limits import check_amount
 from tsdfm.samples.quick import Quick, by_logits, fitting, free_bytes, row_bytes
 from tsdfm.samples.trajectory import Recorder, Row, Trajectory, even, pieces_of
+from tsdfm.samples.windows import Page, Told, windows_of, writing
 from tsdfm.store.bundle import find_member
 from tsdfm.store.manifest import read_manifest
 from tsdfm.tokens.tokenizer import Tokenizer, load_tokenizer
@@ -116,7 +118,7 @@ class TextModel:
     passes: Quick = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "passes", Quick(self.velocity, self.quick))
+        object.__setattr__(self, "passes", Quick(self.velocity, self.quick, self.bf16))
 
     def sample(
         self,
@@ -134,6 +136,8 @@ class TextModel:
         times: tuple[float, ...] | None = None,
         batch: int | None = None,
         first: int = 0,
+        length: int | None = None,
+        stride: int | None = None,
         trajectory: bool = False,
         on_batch: Callable[[int, int], None] | None = None,
         on_pass: Callable[[Moment], None] | None = None,
@@ -149,6 +153,9 @@ class TextModel:
         `"Mia has {2} balls."`: `{2}` is two tokens long, and of `{1-4}` the model chooses the length, for some passes
         more, which `nfe` counts (`samples.lengths`). Any of them may be a list: then `n` texts are written for each, in
         order, and text j of the p-th has the number p·n + j. `given` says it in tokens instead: of text i its row i.
+
+        `length` asks for texts of more tokens than the model has, its anchor counted: they are written in windows that
+        move on by `stride` tokens (none: half of the model's) and each take `steps` passes (`samples.windows`).
 
         The random numbers of text i depend on the seed and on i alone; `first` numbers the first text, so that a long
         list can be made in parts. In batches of another size floating-point products round differently, and a draw on
@@ -170,38 +177,48 @@ class TextModel:
             raise UserError("prompts is another word for prefix: give one of the two")
         prefixes, infills = several(prompts if prefix is None else prefix, "prefixes"), several(infill, "templates")
         spec = self.velocity.spec
+        windows = windows_of(spec, length, stride)
+        reach = spec.length if length is None else length
         if given is None:
-            asked = read_asked(self.tokenizer, spec.length, spec.anchor, n, first, prefixes=prefixes, infills=infills)
+            asked = read_asked(self.tokenizer, reach, spec.anchor, n, first, prefixes=prefixes, infills=infills)
         elif len(given.held) != n:
             raise UserError(f"{len(given.held)} rows are given for {n} texts: give one for each")
         else:
             asked = Asked(torch.arange(first, first + n), torch.arange(n), given)
+        if reach > spec.length:
+            self._only_plain(gaps=asked.texts < len(asked.numbers), compass=compass is not None, cfg=bool(cfg))
         if on_pass is not None and asked.texts < len(asked.numbers):
             raise UserError("texts with a gap of several lengths are chosen at the end: to watch them, give one length")
+        bound = bound_of(spec)
+        if bound is None and asked.texts < len(asked.numbers):
+            raise UserError(f"a model of {spec.method} has no bound to choose a gap's length by: give one length")
         count = len(asked.numbers)
         plain, stats = self.jump(jump), None if guide is None else Stats(guide.settings.k)
         size = self._rows(count, batch, trajectory or guide is not None or not reads_some(plain), guide)
         rows, parts = list[Row](), list[Solution]()
-        scorer = compass or (guide.compass if guide else None)
-        model = self.passes.model(size, (len(points) - 1) * -(-count // size))
+        scorer = compass or (guide.compass if guide and reach == spec.length else None)
+        windows = writing(windows, asked.given)
+        most = (len(points) - 1 + plain.final_pass) * (2 if cfg else 1)  # passes of a window
+        model = self.passes.model(size, most * len(windows) * -(-count // size), reads_of(plain))
         begin = time.perf_counter()
         for start in range(0, count, size):
             numbers = asked.numbers[start : start + size].to(self.velocity.device)
             known = asked.rows(slice(start, start + size), self.velocity.device)
-            taken = guide.around(plain, known.held if known else None, stats) if guide and stats else plain
+            page = Page.begin(windows, reach, self.velocity.source, numbers, seed, known)
+            jumps = partial(guide.around, plain, stats=stats) if guide and stats else lambda held: plain
             recorder = Recorder(scorer.energy if scorer else None) if trajectory else None
             guided = self._free(model, cfg, known) if cfg else model
-            told = self._told(on_pass, numbers, (len(points) - 1 + taken.final_pass) * (2 if cfg else 1))
-            made = self._solve(guided, numbers, points, seed, known, temperature, top_p, bias, taken, recorder, told)
-            parts.append(replace(made, tokens=made.tokens.cpu()))
+            told = page.told(self._told(on_pass, numbers, most * len(windows)), recorder, most)
+            shaped = {"temperature": temperature, "top_p": top_p, "bias": bias}
+            parts.append(self._write(guided, page, points, jumps, told, shaped))
             rows += recorder.rows(known.held.cpu() if known else None) if recorder else []
             if on_batch is not None:
                 on_batch(min(count, start + size), count)
         tokens, passes = torch.cat([part.tokens for part in parts]), torch.cat([part.passes for part in parts])
         way_nfe = mean_passes(passes)
-        if asked.texts < count:  # gaps of several lengths
+        if asked.texts < count and bound is not None:  # gaps of several lengths
             with autocast(self.bf16, self.velocity.device):
-                kept = likeliest(self.velocity, asked, tokens, seed, points[1], size)
+                kept = likeliest(self.velocity, bound, asked, tokens, seed, points[1], size)
             tokens, rows = tokens[kept], [rows[row] for row in kept] if rows else []
             text = torch.unique_consecutive(asked.numbers, return_inverse=True)[1]
             passes = torch.zeros(asked.texts, dtype=torch.int64).index_add_(0, text, passes + TIMES)
@@ -239,39 +256,42 @@ class TextModel:
         fits = self.batch_size(whole=whole, states=guide.settings.k if guide else 1)
         return -(-n // -(-n // fits))
 
-    def _solve(
+    def _only_plain(self, **asked: bool) -> None:
+        """Refuse what works on texts of the model's own length alone."""
+        words = {"gaps": "gaps of several lengths", "compass": "the energies of a compass", "cfg": "cfg"}
+        for name in (name for name, wanted in asked.items() if wanted):
+            tokens = self.velocity.spec.length
+            raise UserError(f"{words[name]}: for texts of the model's {tokens} tokens alone, leave out the length")
+
+    def _write(
         self,
         model: Model,
-        numbers: Tensor,
+        page: Page,
         points: tuple[float, ...],
-        seed: int,
-        given: Given | None,
-        temperature: float,
-        top_p: float,
-        bias: Tensor | None,
-        jump: Jump,
-        on_step: Callable[[Step], None] | None,
-        on_state: Callable[[int, float, Tensor], None] | None,
+        jumps: Callable[[Tensor | None], Jump],
+        told: Sequence[Told],
+        shaped: Mapping[str, Any],
     ) -> Solution:
-        device, spec = self.velocity.device, self.velocity.spec
-        noise = RowNoise(seed, numbers)
-        x_0 = self.velocity.source.draw((len(numbers), spec.length), noise, device)
-        with autocast(self.bf16, device):
-            return solve(
-                model,
-                x_0,
-                points,
-                jump,
-                noise,
-                given=given.held if given else None,
-                given_tokens=given.tokens if given else None,
-                temperature=temperature,
-                top_p=top_p,
-                bias=bias,
-                limits=given.limits(self.tokenizer) if given else None,
-                on_step=on_step,
-                on_state=on_state,
-            )
+        """Write the texts of a page, window by window. `jumps` makes the jump for positions that are held."""
+        passes = torch.zeros(len(page.state), dtype=torch.int64)
+        for window, noise, (on_step, on_state) in zip(page.windows, page.noises, told, strict=True):
+            known = window.known(page.state, page.given)
+            with autocast(self.bf16, self.velocity.device):
+                made = solve(
+                    model,
+                    page.state[:, window.columns],
+                    points,
+                    jumps(known.held if known else None),
+                    noise,
+                    given=known.held if known else None,
+                    given_tokens=known.tokens if known else None,
+                    limits=known.limits(self.tokenizer) if known else None,
+                    on_step=on_step,
+                    on_state=on_state,
+                    **shaped,
+                )
+            page.state, passes = page.whole(window, made.tokens), passes + made.passes
+        return Solution(tokens=page.state.cpu(), passes=passes)
 
     def _free(self, model: Model, cfg: float, given: Given | None) -> ClassifierFree:
         """The model with classifier-free guidance: its second pass sees the rows' anchors, as in training, no more."""
@@ -297,7 +317,7 @@ class TextModel:
 
     def jump(self, name: str) -> Jump:
         """A jump by its name: `auto`, one of `flow.JUMPS`, or one that a method brings."""
-        return jump_for(name, self.velocity.spec)
+        return self.velocity.jump(name)
 
     def batch_size(self, *, whole: bool = True, states: int = 1) -> int:
         """Texts of one call: what fits into half of a GPU's free memory, or logits of a quarter of a gigabyte on a CPU.
@@ -347,11 +367,14 @@ class TextModel:
 def load(
     path: str | Path, device: str = "auto", *, which: str = "ema", choose: str = "newest", precision: str = "auto"
 ) -> TextModel:
-    """A model from a run folder, one of its checkpoints or a bundle, ready to sample.
+    """A model from a run folder, one of its checkpoints, a bundle or a public checkpoint, ready to sample.
 
+    A public checkpoint is a file, a folder or OWNER/NAME of the hub (`public.model.read_public`).
     `tsdfm-small` is the student that came with tsdfm, `tsdfm-small/teacher` its teacher.
     """
     place = pick_device(device)
+    if is_public(path):
+        return TextModel(*load_public(path, place), use_bf16(precision, place))
     velocity = load_velocity(Path(path), place, which=which, choose=choose)
     checkpoint, shipped = velocity.checkpoint or Path(path), find_member(Path(path), "student")
     homes = (checkpoint / "tokenizer", (shipped.bundle.folder if shipped else run_folder(checkpoint)) / "tokenizer")

@@ -3,10 +3,12 @@
 On a GPU the network's body is recorded once for a batch of given size (`engine.graphs`) and replayed in every step of
 every batch: a pass of 12 blocks is then one call of the host. A last batch that is smaller is filled up with copies of
 its last row, whose results nobody looks at. The head stays outside of the recording: each step asks it for other
-positions, only for those that may move (`flow.solve`).
+positions, only for those that may move (`flow.solve`). A single text is another case: there the host, not the
+arithmetic, takes the time, so its whole step, head and draw and all, is one recording (`OneRow`).
 
     auto      recorded as it is, once a batch size has been asked for as many passes as pay for it, in one call or in
               several; nothing is recorded on a CPU
+    record    recorded as it is, from the beginning
     compile   compiled by torch.compile, and then recorded: half a minute for the first pass, the quickest after it
     off       launched as it is
 
@@ -16,52 +18,107 @@ A recording runs the kernels that were recorded: the same bits. Compiled, the ne
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from tsdfm.engine.graphs import Replayed
+from tsdfm.engine.graphs import GraphMemory, Replayed, Routines
 from tsdfm.engine.runner import Compiled, wrapped
 from tsdfm.errors import UserError
-from tsdfm.kernels.head import quick_logits
+from tsdfm.flow import reads_of, uniform
+from tsdfm.flow.logits import Reads
+from tsdfm.flow.walk import Walk
+from tsdfm.kernels.head import SettledHead, quick_logits
 from tsdfm.nn.velocity import Velocity, VelocitySpec
 from tsdfm.settings import nearest
 
-HOW = ("auto", "compile", "off")
+Net = TypeVar("Net", bound=nn.Module)
+HOW = ("auto", "compile", "record", "off")
 PAYS = 16  # passes of one shape that make up for recording it: 0.15 s against 9 ms a pass at batch 1 (170M, one H200)
+STEPS = 32  # kinds of whole steps of one text that are recorded: by temperature, top-p and what is given
 SHAPES = 8  # batch sizes that one network is recorded for; others are launched plainly
 MOST_ROWS, MOST_TOKENS = 256, 1 << 16  # of a batch: a GPU is long busy then
 SHARE = 2  # a half of the free memory is for a batch; the rest is for the logits of a chunk, the draws and others
 
 
 @dataclass(frozen=True)
+class OneRow:
+    """Whole steps of a single text: all logits at once, and nothing that the host waits for, so that network, head and
+    draw are one recording where there are `routines`. The numbers are the same with and without."""
+
+    velocity: Velocity
+    routines: Routines | None = None
+
+    def step(self, walk: Walk, x: Tensor, t: Tensor, h: Tensor) -> Tensor:
+        """The state [1, L] after a step from t [1] to t + h [1]."""
+        inputs = [x, t, h, uniform(walk.noise, (*x.shape, 2), x.device), *walk.given()]
+        work = partial(walk.at_once, Pass(self.velocity, 1))
+        if self.routines is None:
+            state, bad = work(*inputs)
+        else:
+            plan = walk.jump, walk.shaper.dials, walk.held is None, walk.sets is None
+            state, bad = self.routines.call(plan, work, inputs)
+        walk.shaper.bad |= bad
+        return state
+
+
+@dataclass(frozen=True)
 class Pass:
-    """A velocity as a solver's model, a `flow.solver.PartialModel`; its network is called with at least `rows` rows."""
+    """A velocity as a solver's model, a `flow.walk.PartialModel`; its network is called with at least `rows` rows.
+
+    With `places`, its head is asked for that many positions at a time, the last of them repeated: then a position's
+    logits do not round by how many others were asked for. `one` makes the steps of single texts (a `StepModel`).
+    """
 
     velocity: Velocity
     rows: int = 0
+    reads: Reads = "posterior"
+    places: int = 0
+    one: OneRow | None = None
 
-    def __call__(self, x_t: Tensor, t: Tensor, h: Tensor) -> Tensor:
-        """Logits [B, L, V]."""
-        logits: Tensor = self.through(x_t, t, h, quick_logits)
-        mean = self.velocity.spec.meaning()
-        return logits if mean is None else mean(logits, x_t)
+    def takes(self, walk: Walk, x: Tensor) -> bool:
+        """Is it a step of one text, by a jump that is tensors alone?"""
+        plain = getattr(walk.jump, "row_wise", False) and reads_of(walk.jump) == "posterior" and not self.latent
+        return self.one is not None and len(x) == 1 and plain and walk.shaper.bias is None
 
-    def look(self, x_t: Tensor, t: Tensor, h: Tensor) -> Callable[[Tensor], Tensor]:
+    def step(self, walk: Walk, x: Tensor, t: Tensor, h: Tensor) -> Tensor:
+        """The step of such a walk."""
+        assert self.one is not None
+        return self.one.step(walk, x, t, h)
+
+    @property
+    def latent(self) -> bool:
+        """Is the network told a number of the text's own?"""
+        return self.velocity.spec.latent
+
+    def __call__(self, x_t: Tensor, t: Tensor, h: Tensor, latent: Tensor | None = None) -> Tensor:
+        """Logits [B, L, V], or the score."""
+        logits: Tensor = self.through(x_t, t, h, latent, quick_logits)
+        mean = self.velocity.spec.meaning(self.reads)
+        return logits if mean is None else mean(logits, x_t, t[:, None])
+
+    def look(self, x_t: Tensor, t: Tensor, h: Tensor, latent: Tensor | None = None) -> Callable[[Tensor], Tensor]:
         """One pass; the answer gives the logits [N, V] of places [N] among the B·L positions."""
-        answer: Callable[[Tensor], Tensor] = self.through(x_t, t, h, by_place)
-        mean, flat = self.velocity.spec.meaning(), x_t.flatten()
-        return answer if mean is None else lambda places: mean(answer(places), flat[places])
+        read: Callable[[Tensor], Tensor] = self.through(x_t, t, h, latent, by_place)
+        answer = read if not self.places else partial(in_parts, read, self.places)
+        mean, flat = self.velocity.spec.meaning(self.reads), x_t.flatten()
+        times = t.repeat_interleave(x_t.shape[1])
+        return answer if mean is None else lambda places: mean(answer(places), flat[places], times[places])
 
-    def through(self, x_t: Tensor, t: Tensor, h: Tensor, then: Callable[[Tensor, nn.Linear], Any]) -> Any:
+    def through(
+        self, x_t: Tensor, t: Tensor, h: Tensor, latent: Tensor | None, then: Callable[[Tensor, nn.Linear], Any]
+    ) -> Any:
         """`then(hidden, head)` of the network, as its forward has it."""
-        net, (t, step) = self.velocity.net, self.velocity.spec.told(t, h)
-        rows = max(self.rows, len(x_t))
-        hidden = net.hidden(filled(x_t, rows), filled(t, rows), None if step is None else filled(step, rows))
+        net, rows = self.velocity.net, max(self.rows, len(x_t))
+        t, *more = self.velocity.spec.told(t, h, latent)
+        told = (None if x is None else filled(x, rows) for x in more)
+        hidden = net.hidden(filled(x_t, rows), filled(t, rows), *told)
         return then(hidden[: len(x_t)], net.head)
 
 
@@ -69,6 +126,13 @@ def by_place(hidden: Tensor, head: nn.Linear) -> Callable[[Tensor], Tensor]:
     """places [N] → logits [N, V] of a hidden state [B, L, D]."""
     flat = hidden.flatten(0, 1)
     return lambda places: quick_logits(flat[places], head)
+
+
+def in_parts(read: Callable[[Tensor], Tensor], size: int, places: Tensor) -> Tensor:
+    """`read(places)` [N, V] by calls for exactly `size` places each."""
+    if not len(places):
+        return read(places)
+    return torch.cat([read(filled(part, size))[: len(part)] for part in torch.split(places, size)])
 
 
 def filled(x: Tensor, rows: int) -> Tensor:
@@ -82,7 +146,11 @@ class Quick:
 
     velocity: Velocity
     how: str = "auto"
+    bf16: bool = False
+    sizes: Literal["each", "any"] = "each"
+    """Code that is compiled for each batch size, or one for all of them but 1."""
     quick: Velocity | None = None
+    one: OneRow | None = None
     asked: Counter[int] = field(default_factory=Counter)
     """Passes that were asked for, by rows of a batch."""
 
@@ -90,22 +158,46 @@ class Quick:
         if self.how not in HOW:
             raise UserError(f"no way to run a network is called {self.how!r}{nearest(self.how, HOW)}")
 
-    def model(self, rows: int, passes: int) -> Pass:
+    def model(self, rows: int, passes: int, reads: Reads = "posterior") -> Pass:
         """The model for batches of up to `rows` texts, which go through the network `passes` times in all."""
         self.asked[rows] += passes
+        whole = rows == 1 and self.velocity.device.type == "cuda"
         if not self.pays(rows):
-            return Pass(self.velocity)
+            return Pass(self.velocity, reads=reads, one=OneRow(self.velocity) if whole else None)
         if self.quick is None:
-            net = self.velocity.net
-            body = Replayed(Compiled(net.hidden) if self.how == "compile" else net.hidden, net, most=SHAPES)
-            self.quick = replace(self.velocity, net=wrapped(net, body))
-        return Pass(self.quick, rows)
+            self.record()
+        assert self.quick is not None
+        return Pass(self.quick, rows, reads, one=self.one if whole else None)
+
+    def record(self) -> None:
+        """Make the network that is recorded, for batches and for whole steps of one text."""
+        net, pool = settled(self.velocity.net) if self.bf16 else self.velocity.net, GraphMemory()
+        body = Compiled(net.hidden, self.sizes) if self.how == "compile" else net.hidden
+        self.quick = replace(self.velocity, net=wrapped(net, Replayed(body, net, pool, SHAPES)))
+        plain = replace(self.velocity, net=wrapped(net, body))
+        self.one = OneRow(plain, Routines(body, net, pool, STEPS))
 
     def pays(self, rows: int) -> bool:
         """Is it worth recording batches of so many rows?"""
-        if self.how == "compile":
+        if self.how in ("compile", "record"):
             return True
         return self.how == "auto" and self.velocity.device.type == "cuda" and self.asked[rows] >= PAYS
+
+
+def settled(net: Net) -> Net:
+    """A network whose products are made in bf16, with its weights in bf16 once and for all: the same bits.
+
+    Autocast casts them in every pass, which takes longer than the arithmetic of a single text. What is not a product
+    stays as it is. A network that is settled already is itself.
+    """
+    if isinstance(net.head, SettledHead):
+        return net
+    made: Any = copy.deepcopy(net)
+    for module in made.modules():
+        if isinstance(module, nn.Linear):
+            module.to(torch.bfloat16)
+    made.head = SettledHead(net.head, torch.bfloat16)  # type: ignore[arg-type]
+    return cast(Net, made)
 
 
 def free_bytes(device: torch.device) -> int:

@@ -96,6 +96,8 @@ def generate(
             jump=manner.jump,
             cfg=settings.cfg,
             batch=settings.batch,
+            length=settings.length,
+            stride=settings.stride,
             long=settings.long,
             trajectory=settings.watched,
             on_batch=lambda done, of: bar.update(job, completed=done, total=of),

@@ -34,6 +34,10 @@ class SampleSettings(Settings):
     )
     top_p: float = option(1.0, "keep the most likely tokens up to this share of the probability", above=0, high=1)
     jump: str = option("auto", JUMP)
+    length: int | None = option(
+        None, "tokens of a text, where they are more than the model's: written in windows", low=1
+    )
+    stride: int | None = option(None, "tokens that each window after the first adds; none: half of the model's", low=1)
     cfg: float = option(
         0.0, "strength of classifier-free guidance by what is given, for mask models: 2 passes a step", low=0
     )
@@ -46,8 +50,9 @@ class SampleSettings(Settings):
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     long: bool = option(False, "write even what would take more than a day")
     batch: int | None = option(None, "texts at a time; none sizes it by memory", low=1)
-    quick: Literal["auto", "compile", "off"] = option(
-        "auto", "on a GPU, record a pass and replay it: auto where it pays, compile it before (slow start), or off"
+    quick: Literal["auto", "record", "compile", "off"] = option(
+        "auto",
+        "on a GPU, replay recorded passes: auto where it pays, record at once, compile before (slow start), or off",
     )
     out: OutFile | None = option(None, "also write the texts to this file, a JSON object a line")
     live: bool = option(False, "replay the texts appearing step by step in the terminal")

@@ -165,7 +165,7 @@ class TrajectoryFile(TypedDict):
     method: str
     source: str
     steps: Count
-    nfe: Count
+    nfe: Number
     seed: int
     vocab: Count
     mask: Count | None

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from tsdfm.compass.model import Compass
+from tsdfm.compass.propose import propose
 from tsdfm.flow import RowNoise
+from tsdfm.flow.jump import PositionJump, Remembers
 from tsdfm.nn.velocity import Velocity
 from tsdfm.samples.model import TextModel
 
@@ -71,14 +73,16 @@ def energy_change(before: Compass, after: Compass, student: Velocity, moments: l
 
 
 def candidates(student: Velocity, moment: Moment, seed: int) -> Tensor:
-    """K independent jumps from each state, [B·K, L], with the row's anchor left in place."""
-    rows = len(moment.x_t) * CANDIDATES
-    logits = student(moment.x_t, *moment.times(len(moment.x_t))).repeat_interleave(CANDIDATES, 0)
-    x_t = moment.x_t.repeat_interleave(CANDIDATES, 0)
+    """K independent jumps from each state, [B·K, L], with the row's anchor left in place.
+
+    They are the model's own, or Euler's where its own looks at a whole text: what is compared is the compass.
+    """
+    rows, length = moment.x_t.shape
+    own = student.jump()
+    jump = own if isinstance(own, PositionJump) and not isinstance(own, Remembers) else student.jump("euler")
+    u = RowNoise(seed, torch.arange(rows * CANDIDATES)).uniform((rows * CANDIDATES, length, 2))
     t, h = (time.double() for time in moment.times(rows))
-    made = student.jump()(x_t, logits, t, h, RowNoise(seed, torch.arange(rows)))
-    anchor = student.spec.anchor
-    return torch.cat([x_t[:, :anchor], made[:, anchor:]], dim=1)
+    return propose(student, moment.x_t, t, h, u.view(rows, CANDIDATES, length, 2), jump).flatten(0, 1)
 
 
 def weight_change(before: dict[str, Tensor], after: dict[str, Tensor]) -> float:

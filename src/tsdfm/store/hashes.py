@@ -40,7 +40,8 @@ def listed(folder: Path) -> dict[str, Known]:
         files = zip(SPLITS, splits, strict=True)
         return {f"{split}.jsonl.gz": Known(about["sha256"], about.get("bytes")) for split, about in files}
     if stage == "tokens":
-        width = manifest["length"] * int(manifest["dtype"].removeprefix("uint")) // 8
+        columns = manifest["length"] + (manifest["layout"] == "prompt")  # a row with a prompt says how long that is
+        width = columns * int(manifest["dtype"].removeprefix("uint")) // 8
         shards = [shard for about in splits for shard in about["shards"]]
         return {shard["file"]: Known(shard["sha256"], shard["rows"] * width) for shard in shards}
     return {}

@@ -107,7 +107,7 @@ class TokensManifest(Manifest):
     vocab_size: Size
     end_of_text: Count
     length: Size
-    layout: Literal["packed", "document"]
+    layout: Literal["packed", "document", "prompt"]
     dtype: Literal["uint16", "uint32"]
 
 

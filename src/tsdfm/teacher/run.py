@@ -28,7 +28,7 @@ class ManyStep(Protocol):
     name: ClassVar[str]
     label: ClassVar[str]
 
-    def words(self) -> dict[str, Any]: ...
+    def words(self, settings: Any = None) -> dict[str, Any]: ...
 
     def then(self, settings: Any) -> tuple[str | Path, ...]: ...
 
@@ -64,7 +64,7 @@ def spec_for(settings: TeacherSettings, rows: TokenRows, method: ManyStep) -> Ve
         length=rows.length,
         anchor=rows.anchor,
         tokenizer=rows.fingerprint,
-        **method.words(),
+        **method.words(settings),
     )
 
 
@@ -89,9 +89,9 @@ def record_for(settings: TeacherSettings, spec: VelocitySpec, method: ManyStep) 
 
 
 def start_from(task: TeacherTask, spec: VelocitySpec, path: Path) -> None:
-    """Begin a new run with the averaged weights of another, or of a bundle's teacher."""
+    """Begin a new run with the averaged weights of another, or of a bundle's teacher, whatever rows it learned from."""
     other = load_velocity(path, role=TeacherSettings.START)
-    spec.match(other.spec, f"the model to start from, {path},")
+    spec.match(other.spec, f"the model to start from, {path},", rows=False)
     try:
         task.model.load_state_dict(other.net.state_dict())
     except RuntimeError:

@@ -21,7 +21,7 @@ class TeacherSettings(Settings):
     out: Path = required("folder for the run")
     name: str | None = option(None, "what the model is called in samples and tables; none is the method's own word")
     source: Literal["uniform", "mask"] = option("uniform", "what x_0 is: random tokens, or [MASK] everywhere")
-    schedule: str = option("poly:1", "κ(t): poly:N is t^N, or cosine")
+    schedule: str = option("poly:1", "κ(t): poly:N is t^N, or cosine, or geometric")
     eval_rows: int = option(256, "held-out rows of an evaluation", low=1)
     eval_times: int = option(8, "times at which each held-out row is looked at for the bound", low=1, high=2**16)
     init_from: ModelPath | None = option(

@@ -6,25 +6,23 @@ t by the method's law,   x_0 ~ source,   x_t on the path between x_0 and x_1,   
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from tsdfm import kernels
-from tsdfm.engine.rows import held_out_parts
 from tsdfm.engine.runner import as_written
 from tsdfm.engine.settings import LoopSettings
 from tsdfm.engine.task import Context
-from tsdfm.flow import Bound, RowNoise, bits_per_character, interpolate
+from tsdfm.flow import Bound, RowNoise, interpolate
 from tsdfm.kernels.fused import Objective, fused_loss
-from tsdfm.nn.velocity import VelocitySpec, as_model
+from tsdfm.nn.bound import held_out_bound
+from tsdfm.nn.velocity import VelocitySpec
 from tsdfm.teacher.settings import TeacherSettings
 from tsdfm.tokens.loader import Batch
 from tsdfm.tokens.rows import TokenRows
-
-EVAL_STREAM = 1  # noise of the evaluation, apart from the training's
 
 
 class TextLoss(Protocol):
@@ -85,31 +83,46 @@ class BoundTask:
 
     def evaluate(self, model: nn.Module, step: int) -> Mapping[str, float]:
         """The bound of held-out rows: nats per token, and bits per character of their text."""
-        if self.valid is None or self.bound is None:
+        if self.valid is None:
             return {}
-        world, settings = self.world, self.settings
-        rows, parts = held_out_parts(self.valid, settings.eval_rows, settings.loop, world)
-        total = torch.zeros((), dtype=torch.float64, device=world.device)
-        for part in parts:
-            total += self._bound(model, self.valid, part, self.bound).sum()
-        nats = total.item() / sum(map(len, parts))
-        characters = self.valid.count_characters(self.valid.take(rows))
-        free = self.spec.length - self.spec.anchor
-        bits = bits_per_character(nats, len(rows) * free, characters) if characters else float("nan")
-        return {"elbo": nats, "bits_per_character": bits}
+        asked = (self.settings.eval_rows, self.settings.eval_times, self.settings.loop)
+        return held_out_bound(model, self.spec, self.bound, self.valid, *asked, self.world)
 
-    def _bound(self, model: nn.Module, valid: TokenRows, indices: list[int], bound: Bound) -> Tensor:
-        """The bound of some held-out rows, nats per token [n]."""
-        device, spec = self.world.device, self.spec
-        x_1 = torch.from_numpy(valid.take(indices).astype("int64")).to(device)
-        noise = RowNoise(self.seed, torch.tensor(indices, device=device), stream=EVAL_STREAM)
-        given = torch.arange(spec.length, device=device) < spec.anchor
-        times = self.settings.eval_times
-        return bound.rows(as_model(model, spec), x_1, self.schedule, self.source, times, noise, given=given)
+
+@dataclass(frozen=True)
+class SoftStates:
+    """States that a loss made by itself, of which the network is shown laws over tokens (`DDiT.embed`).
+
+    `loss` is the loss of just these states x_t [B, L] at t [B]. Shown are tokens [B, L, k], of which the first are x_1,
+    and weights [B, L, k+1].
+    """
+
+    loss: TextLoss
+    x_t: Tensor
+    t: Tensor
+    tokens: Tensor
+    weights: Tensor
+
+    def sure(self, known: Tensor) -> Tensor:
+        """The weights with all of it on x_1 where that is `known`, [L] or [B, L]."""
+        own = torch.zeros_like(self.weights[0, 0])
+        own[0] = 1.0
+        return torch.where(known[..., None], own, self.weights)
+
+
+@runtime_checkable
+class Softens(Protocol):
+    """A loss that makes states of its own at some steps of the training."""
+
+    def states(self, x_1: Tensor, t: Tensor, noise: RowNoise, step: int) -> SoftStates | None:
+        """The states of texts x_1 [B, L] by times t [B], or none: those of the path, as always."""
+        ...
 
 
 class TeacherTask(BoundTask):
     """What the training loop asks for: the network, the loss of a batch, and the held-out bound."""
+
+    prompts: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -124,38 +137,60 @@ class TeacherTask(BoundTask):
 
     def loss(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Mapping[str, Tensor]]:
         anchor, longest = self.spec.anchor, batch.tokens.shape[1]
-        if isinstance(self.objective, Cuts):
+        if isinstance(self.objective, Cuts) and batch.given is None:  # what is cut off is text, not an answer
             length = anchor + self.objective.length(longest - anchor, step, self.seed)
             if length < longest:
                 with as_written():  # a length that seldom comes again is not worth compiling
-                    return self.whole(model, replace(batch, tokens=batch.tokens[:, :length]))
-        return self.whole(model, batch)
+                    return self.whole(model, replace(batch, tokens=batch.tokens[:, :length]), step)
+        return self.whole(model, batch, step)
 
-    def whole(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def whole(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Mapping[str, Tensor]]:
         """The loss of rows of any length."""
         x_1, noise = batch.tokens, RowNoise(self.seed, batch.rows)
-        t = self.objective.times(batch.rows, self.seed)
-        x_0 = self.source.draw(x_1.shape, noise, x_1.device)
-        x_t = interpolate(x_0, x_1, t, self.schedule, noise)
-        x_t[:, : self.spec.anchor] = x_1[:, : self.spec.anchor]
+        loss, known = self.objective, batch.known(self.spec.anchor)
+        t = loss.times(batch.rows, self.seed)
+        soft = loss.states(x_1, t, noise, step) if isinstance(loss, Softens) else None
+        if soft is None:
+            x_t = interpolate(self.source.draw(x_1.shape, noise, x_1.device), x_1, t, self.schedule, noise)
+        else:
+            loss, x_t, t = soft.loss, soft.x_t, soft.t
+        x_t = torch.where(known, x_1, x_t)
+        told = self.spec.told(t.float(), t)[0]
+        shown = (x_t, told) if soft is None else (soft.tokens, told, None, soft.sure(known))
         free = slice(self.spec.anchor, None)
-        fused = self.objective.fused(x_1[:, free], x_t[:, free], t) if kernels.on(x_1, "rows") else None
+        chunked = kernels.on(x_1, "rows") or batch.given is not None
+        fused = loss.fused(x_1[:, free], x_t[:, free], t) if chunked else None
         if fused is not None:
-            return self._fused(model, x_t, t, *fused), {}
-        logits = model(x_t, self._told(t))
-        return self.objective.plain(logits[:, free], x_1[:, free], x_t[:, free], t), {}
+            return self._fused(model, shown, *fused, self.share(batch)), {}
+        logits = model(*shown)
+        if batch.given is None:
+            return loss.plain(logits[:, free], x_1[:, free], x_t[:, free], t), {}
+        rows = zip(logits, x_1, x_t, t, ~batch.given, strict=True)  # each has free positions of its own
+        each = [loss.plain(l[f][None], x[f][None], z[f][None], s[None]) for l, x, z, s, f in rows]
+        return torch.stack(each).mean(), {}
 
-    def _told(self, t: Tensor) -> Tensor:
-        return self.spec.told(t.float(), t)[0]
+    def share(self, batch: Batch) -> Tensor | float:
+        """What a position behind the anchor counts in the mean over free positions and rows: a number, or [B, L']."""
+        rows, anchor = len(batch.tokens), self.spec.anchor
+        if batch.given is None:
+            return 1.0 / (rows * (batch.tokens.shape[1] - anchor))
+        free = ~batch.given[:, anchor:]
+        return free / (rows * free.sum(-1, keepdim=True)).double()
 
-    def _fused(self, model: nn.Module, x_t: Tensor, t: Tensor, objective: Objective, weight: Tensor) -> Tensor:
+    def _fused(
+        self,
+        model: nn.Module,
+        shown: tuple[Tensor | None, ...],
+        objective: Objective,
+        weight: Tensor,
+        share: Tensor | float,
+    ) -> Tensor:
         """The same loss without ever making the logits of the whole batch: by kernels, where they run."""
         anchor = self.spec.anchor
-        free = x_t.shape[1] - anchor
-        each = (weight * (1.0 / (len(x_t) * free))).expand(-1, free).flatten()
 
         def then(hidden: Tensor, head: nn.Linear) -> Tensor:
+            each = (weight * share).expand(-1, hidden.shape[1] - anchor).flatten()
             return fused_loss(hidden[:, anchor:].flatten(0, 1), head, objective, each)
 
-        loss: Tensor = model(x_t, self._told(t), then=then)
-        return loss
+        found: Tensor = model(*shown, then=then)
+        return found

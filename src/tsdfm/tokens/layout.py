@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tsdfm.tokens.settings import Layout
 
-ANCHOR = 1  # positions at the front of a row of layout `document` that always hold end-of-text
+ANCHOR = 1  # positions at the front of a row of layout `document` or `prompt` that always hold end-of-text
 
 
 class Place(NamedTuple):
@@ -27,27 +27,35 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """The rows [n, L] of one shard, where the next one begins, and what was left out on the way."""
+    """The rows [n, L] of one shard, where the next one begins, and what was left out on the way.
+
+    `given` [n] says how many tokens at the front of each row are given: its anchor and its prompt; none: no token is.
+    """
 
     rows: NDArray[Any]
     after: Place
+    given: NDArray[Any] | None = None
     dropped_tokens: int = 0
     skipped_documents: int = 0
 
 
-Documents = Iterable[NDArray[Any]]  # ids of each document, end-of-text at their end
+class Encoded(NamedTuple):
+    """The ids of a document, end-of-text at their end, and those of the prompt before it, which have none."""
+
+    ids: NDArray[Any]
+    prompt: NDArray[Any] | None = None
 
 
 def lay_out(
-    documents: Documents, start: Place, *, layout: Layout, length: int, shard_rows: int, end_of_text: int
+    documents: Iterable[Encoded], start: Place, *, layout: Layout, length: int, shard_rows: int, end_of_text: int
 ) -> Iterator[Piece]:
     """Rows of the documents, which begin with number `start.document`, a piece for each shard."""
     if layout == "packed":
-        return _packed(documents, start, length, shard_rows)
+        return _packed((document.ids for document in documents), start, length, shard_rows)
     return _one_a_row(documents, start, length, shard_rows, end_of_text)
 
 
-def _packed(documents: Documents, start: Place, length: int, shard_rows: int) -> Iterator[Piece]:
+def _packed(documents: Iterable[NDArray[Any]], start: Place, length: int, shard_rows: int) -> Iterator[Piece]:
     """The documents as one stream, cut every `length` tokens; the tail that fills no row is dropped."""
     room = shard_rows * length
     held: list[NDArray[Any]] = []
@@ -68,24 +76,30 @@ def _packed(documents: Documents, start: Place, length: int, shard_rows: int) ->
         yield Piece(rows=kept, after=Place(number + 1, 0), dropped_tokens=size - rows * length)
 
 
-def _one_a_row(documents: Documents, start: Place, length: int, shard_rows: int, end: int) -> Iterator[Piece]:
+def _one_a_row(documents: Iterable[Encoded], start: Place, length: int, shard_rows: int, end: int) -> Iterator[Piece]:
     """A document in each row, between end-of-text before it and end-of-text as padding; too long a one is skipped.
 
     The token in front is the row's anchor. Rotary positions are relative, so a network that looks at pure noise cannot
-    tell one place of the row from another; a token that is always given at the front lets it count from there.
+    tell one place of the row from another; a token that is always given at the front lets it count from there. A
+    prompt stands between the anchor and its document.
     """
     held: list[NDArray[Any]] = []
+    given: list[int] = []
     skipped, number = 0, start.document
-    for number, ids in enumerate(documents, start.document):
-        if len(ids) + ANCHOR > length:
+
+    def piece(after: Place) -> Piece:
+        rows = np.stack(held) if held else np.empty((0, length), dtype=np.int64)
+        return Piece(rows=rows, after=after, given=np.array(given, dtype=np.int64), skipped_documents=skipped)
+
+    for number, (ids, prompt) in enumerate(documents, start.document):
+        front = np.concatenate([np.full(ANCHOR, end, dtype=ids.dtype), ids[:0] if prompt is None else prompt])
+        if len(front) + len(ids) > length:
             skipped += 1
             continue
-        padding = np.full(length - len(ids) - ANCHOR, end, dtype=ids.dtype)
-        held.append(np.concatenate([np.full(ANCHOR, end, dtype=ids.dtype), ids, padding]))
+        held.append(np.concatenate([front, ids, np.full(length - len(front) - len(ids), end, dtype=ids.dtype)]))
+        given.append(len(front))
         if len(held) == shard_rows:
-            yield Piece(rows=np.stack(held), after=Place(number + 1, 0), skipped_documents=skipped)
-            held, skipped = [], 0
+            yield piece(Place(number + 1, 0))
+            held, given, skipped = [], [], 0
     if held or skipped:
-        empty = np.empty((0, length), dtype=np.int64)
-        rows = np.stack(held) if held else empty
-        yield Piece(rows=rows, after=Place(number + 1, 0), skipped_documents=skipped)
+        yield piece(Place(number + 1, 0))

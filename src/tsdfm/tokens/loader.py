@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -20,18 +20,32 @@ from tsdfm.tokens.shuffle import shuffled
 
 @dataclass(frozen=True)
 class Batch:
-    """`tokens` [b, L] int64, and `rows` [b] int64: the rows' running numbers since step 0, which seed their noise."""
+    """`tokens` [b, L] int64, and `rows` [b] int64: the rows' running numbers since step 0, which seed their noise.
+
+    `given` [b, L], bool, is what is never noise nor learned in rows with a prompt; none: their anchors alone.
+    """
 
     tokens: Tensor
     rows: Tensor
+    given: Tensor | None = field(default=None, kw_only=True)
+
+    def known(self, anchor: int) -> Tensor:
+        """What is never noise, bool [b, L], or [L] where rows have the same `anchor` alone."""
+        if self.given is not None:
+            return self.given
+        return torch.arange(self.tokens.shape[1], device=self.tokens.device) < anchor
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         """The same rows on a device."""
-        return Batch(self.tokens.to(device, non_blocking=non_blocking), self.rows.to(device, non_blocking=non_blocking))
+        return self._each(lambda x: x.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Batch:
         """The same rows in page-locked memory, from where copies need not be waited for."""
-        return Batch(self.tokens.pin_memory(), self.rows.pin_memory())
+        return self._each(Tensor.pin_memory)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        given = None if self.given is None else change(self.given)
+        return Batch(change(self.tokens), change(self.rows), given=given)
 
 
 class Loader:
@@ -60,8 +74,10 @@ class Loader:
 
     def at(self, step: int) -> Batch:
         """This process's part of the batch of `step`."""
-        tokens = self.rows.take(self.indices(step)).astype(np.int64)
-        return Batch(torch.from_numpy(tokens), torch.from_numpy(self.numbers(step)))
+        indices = self.indices(step)
+        tokens = torch.from_numpy(self.rows.take(indices).astype(np.int64))
+        given = torch.from_numpy(self.rows.given(indices)) if self.rows.prompted else None
+        return Batch(tokens, torch.from_numpy(self.numbers(step)), given=given)
 
     def epoch(self, step: int) -> float:
         """How many times the rows have been gone through before `step`."""
@@ -176,5 +192,5 @@ def with_numbers(loader: Loader, step: int, device: torch.device, stop: int) -> 
     """The loader's batches from `step` on, with their row numbers on the host as well."""
     with prefetch(loader, step, device, stop=stop) as batches:
         for batch in batches:
-            yield HostBatch(batch.tokens, batch.rows, torch.from_numpy(loader.numbers(step)))
+            yield HostBatch(batch.tokens, batch.rows, torch.from_numpy(loader.numbers(step)), given=batch.given)
             step += 1

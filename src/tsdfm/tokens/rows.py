@@ -41,7 +41,8 @@ class TokenRows:
         self.characters: int = about["characters"]
         self.length: int = manifest["length"]
         self.layout: str = manifest["layout"]
-        self.anchor = ANCHOR if self.layout == "document" else 0  # positions at the front that are never noise
+        self.anchor = 0 if self.layout == "packed" else ANCHOR  # positions at the front that are never noise
+        self.prompted = self.layout == "prompt"  # have rows a prompt, which is given too?
         self.vocab_size: int = manifest["vocab_size"]
         self.end_of_text: int = manifest["end_of_text"]
         self.fingerprint: str = manifest["tokenizer"]["fingerprint"]
@@ -62,10 +63,11 @@ class TokenRows:
         path = self.folder / record["file"]
         if not path.is_file():
             raise UserError(f"{path} is missing: make the tokens again, or restore it from a copy")
-        wanted, found = record["rows"] * self.length * self.dtype.itemsize, path.stat().st_size
+        width = self.length + self.prompted  # after its tokens, a row says how many of them are given
+        wanted, found = record["rows"] * width * self.dtype.itemsize, path.stat().st_size
         if found != wanted:
             raise UserError(f"{path} has {found} bytes, not {wanted}: make the tokens again, or restore it from a copy")
-        return np.memmap(path, dtype=self.dtype, mode="r", shape=(record["rows"], self.length))
+        return np.memmap(path, dtype=self.dtype, mode="r", shape=(record["rows"], width))
 
     def __len__(self) -> int:
         return self.rows
@@ -76,19 +78,30 @@ class TokenRows:
             raise IndexError(f"row {index} of {self.rows}")
         shard = int(np.searchsorted(self._starts, index, side="right")) - 1
         row: NDArray[Any] = self._shards[shard][index - int(self._starts[shard])]
-        return self._known(row)
+        return self._known(row[: self.length])
 
     def take(self, indices: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[Any]:
         """Rows `indices` as one array [n, L], in the order of the indices."""
+        return self._take(indices)[:, : self.length]
+
+    def given(self, indices: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[np.bool_]:
+        """What is given of rows `indices`, bool [n, L]: the anchor and, where there is one, the prompt."""
+        counts = self._take(indices)[:, self.length] if self.prompted else np.full(len(indices), self.anchor)
+        known: NDArray[np.bool_] = np.arange(self.length) < counts[:, None]
+        return known
+
+    def _take(self, indices: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[Any]:
+        """Rows as they lie on the disk."""
         wanted = np.asarray(indices, dtype=np.int64)
         if wanted.size and not (wanted.min() >= 0 and wanted.max() < self.rows):
             raise IndexError(f"rows {wanted.min()} to {wanted.max()} of {self.rows}")
-        out = np.empty((len(wanted), self.length), dtype=self.dtype)
+        out = np.empty((len(wanted), self.length + self.prompted), dtype=self.dtype)
         shard_of = np.searchsorted(self._starts, wanted, side="right") - 1
         for shard in np.unique(shard_of):
             here = shard_of == shard
             out[here] = self._shards[shard][wanted[here] - self._starts[shard]]
-        return self._known(out)
+        self._known(out[:, : self.length])
+        return out
 
     def _known(self, tokens: NDArray[Any]) -> NDArray[Any]:
         """Rows, if all their tokens are of the vocabulary: what would be made of others is anybody's guess."""

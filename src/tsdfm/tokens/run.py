@@ -1,7 +1,8 @@
 """The tokens stage: a corpus → tokenizer → rows in memory-mapped shards, with a manifest.
 
 OUT/tokenizer/tokenizer.json     the tokenizer
-OUT/train-00000.bin, …           raw little-endian uint16 or uint32, `length` tokens a row
+OUT/train-00000.bin, …           raw little-endian uint16 or uint32, `length` tokens a row; with layout prompt, one more
+                                 number: how many tokens at the front are given
 OUT/manifest.json                written last: a folder that has one is complete
 OUT/progress.json                while it runs: the finished shards, and the place in the corpus after each
 
@@ -12,6 +13,7 @@ with the same settings keeps the recorded shards and goes on behind the last of 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -23,9 +25,10 @@ from typing import Any
 import numpy as np
 
 from tsdfm import terminal
+from tsdfm.corpus.files import Document
 from tsdfm.corpus.progress import TextProgress
 from tsdfm.corpus.split import SPLITS
-from tsdfm.corpus.store import count_documents, read_split
+from tsdfm.corpus.store import count_documents, read_documents
 from tsdfm.errors import UserError
 from tsdfm.machine import check_memory
 from tsdfm.settings import to_dict
@@ -35,7 +38,7 @@ from tsdfm.store.lock import clear, held
 from tsdfm.store.manifest import NAME, input_sha256, read_manifest, write_manifest
 from tsdfm.tokens.bpe import gpt2, train_bpe
 from tsdfm.tokens.encode import encode_in_order
-from tsdfm.tokens.layout import Piece, Place, lay_out
+from tsdfm.tokens.layout import Encoded, Piece, Place, lay_out
 from tsdfm.tokens.settings import TokensSettings
 from tsdfm.tokens.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 
@@ -69,7 +72,7 @@ def _make(settings: TokensSettings, key: str) -> None:
         raise
     dtype = np.dtype("<u2") if tokenizer.vocab_size < 2**16 else np.dtype("<u4")
     _check_room(settings, dtype)
-    _check_shards(settings.out, progress, settings.length * dtype.itemsize)
+    _check_shards(settings.out, progress, (settings.length + (settings.layout == "prompt")) * dtype.itemsize)
     for split in SPLITS:
         _pack(settings, split, tokenizer, dtype, progress)
     if not _rows(progress["train"]):
@@ -119,6 +122,9 @@ def _tell(out: Path, more: str = "") -> Path:
 def _key(settings: TokensSettings) -> str:
     """What the shards depend on, as one hash: the settings that matter, the texts, the tokenizer's files."""
     count_documents(settings.corpus, "train")  # says so if it is no corpus
+    first = next(read_documents(settings.corpus, "train"), None) if settings.layout == "prompt" else None
+    if first is not None and not first.prompt:
+        raise UserError(f"{settings.corpus} has no prompts: make it with --prompt FIELD, or use layout document")
     plain = to_dict(settings)
     for name in ("corpus", "out", "workers", "tokenizer_files"):
         plain.pop(name)
@@ -187,14 +193,14 @@ def _tokenizer(settings: TokensSettings) -> Tokenizer:
 
 
 def _training_texts(settings: TokensSettings) -> Iterator[str]:
-    """Every n-th training document, so that the BPE sees all of a corpus and not only its beginning."""
+    """Every n-th training document and its prompt, so that the BPE sees all of a corpus and not only its beginning."""
     total = count_documents(settings.corpus, "train")
     stride = max(1, math.ceil(total / settings.train_documents))
     with TextProgress("learning the vocabulary", total) as progress:
-        for number, text in enumerate(read_split(settings.corpus, "train")):
-            progress.advance(1, len(text))
+        for number, document in enumerate(read_documents(settings.corpus, "train")):
+            progress.advance(1, len(document.text))
             if number % stride == 0:
-                yield text
+                yield _front(document) + document.text
 
 
 def _pack(
@@ -208,14 +214,8 @@ def _pack(
     with TextProgress(f"tokens, {split}", count_documents(settings.corpus, split)) as bar:
         bar.documents = start.document
 
-        def documents() -> Iterator[Any]:
-            texts = read_split(settings.corpus, split, start.document)
-            for characters, ids in encode_in_order(texts, tokenizer, dtype, settings.workers):
-                bar.advance(1, characters)
-                yield ids
-
         for piece in lay_out(
-            documents(),
+            _encoded(settings, split, start, tokenizer, dtype, bar),
             start,
             layout=settings.layout,
             length=settings.length,
@@ -224,7 +224,8 @@ def _pack(
         ):
             if len(piece.rows):
                 name = f"{split}-{len(state['shards']):05d}.bin"
-                state["shards"].append(_write_shard(settings.out / name, piece, tokenizer, dtype))
+                prompts = settings.layout == "prompt"
+                state["shards"].append(_write_shard(settings.out / name, piece, tokenizer, dtype, prompts))
             state["after"] = list(piece.after)
             state["dropped_tokens"] += piece.dropped_tokens
             state["skipped_documents"] += piece.skipped_documents
@@ -233,9 +234,32 @@ def _pack(
     write_json(settings.out / PROGRESS, progress)
 
 
-def _write_shard(path: Path, piece: Piece, tokenizer: Tokenizer, dtype: np.dtype[Any]) -> dict[str, Any]:
+def _encoded(
+    settings: TokensSettings, split: str, start: Place, tokenizer: Tokenizer, dtype: np.dtype[Any], bar: TextProgress
+) -> Iterator[Encoded]:
+    """The documents of a split from a place on as ids, with their prompts where the layout asks for them."""
+    prompts = settings.layout == "prompt"
+    documents = read_documents(settings.corpus, split, start.document)
+    parts = ((_front(document), document.text) if prompts else (document.text,) for document in documents)
+    texts = itertools.chain.from_iterable(parts)
+    found = encode_in_order(texts, tokenizer, dtype, settings.workers)
+    for characters, ids in found:
+        prompt = None
+        if prompts:
+            prompt, (characters, ids) = ids[:-1], next(found)
+        bar.advance(1, characters)
+        yield Encoded(ids, prompt)
+
+
+def _front(document: Document) -> str:
+    """A document's prompt as it stands before its text: a newline, which is given too, ends it."""
+    return f"{document.prompt}\n" if document.prompt else ""
+
+
+def _write_shard(path: Path, piece: Piece, tokenizer: Tokenizer, dtype: np.dtype[Any], prompts: bool) -> dict[str, Any]:
     """Write one shard so that it is there whole or not at all; returns its record."""
-    rows = np.ascontiguousarray(piece.rows, dtype=dtype)
+    whole = np.column_stack([piece.rows, piece.given]) if prompts and piece.given is not None else piece.rows
+    rows = np.ascontiguousarray(whole, dtype=dtype)
     half = path.with_suffix(".part")
     with disk(path):
         try:
@@ -248,7 +272,7 @@ def _write_shard(path: Path, piece: Piece, tokenizer: Tokenizer, dtype: np.dtype
             raise
         half.replace(path)
         sync_folder(path.parent)
-    counts = np.bincount(rows.reshape(-1), minlength=tokenizer.vocab_size)
+    counts = np.bincount(piece.rows.reshape(-1), minlength=tokenizer.vocab_size)
     return {
         "file": path.name,
         "rows": len(rows),
@@ -262,7 +286,7 @@ def _rows(state: dict[str, Any]) -> int:
 
 
 def _why_empty(settings: TokensSettings, state: dict[str, Any]) -> str:
-    if settings.layout == "document":
+    if settings.layout != "packed":
         return f"no training document fits a row of {settings.length} tokens: raise length, or use layout packed"
     tokens = state["dropped_tokens"]
     return (

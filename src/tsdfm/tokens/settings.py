@@ -9,7 +9,7 @@ from typing import Literal
 from tsdfm.errors import UserError
 from tsdfm.settings import ModelPath, Settings, option, required
 
-Layout = Literal["packed", "document"]
+Layout = Literal["packed", "document", "prompt"]
 SMALLEST_BPE = 257  # every byte and end-of-text
 
 
@@ -29,7 +29,9 @@ class TokensSettings(Settings):
     train_documents: int = option(20_000, "documents, spread over the corpus, that a BPE is trained on", low=1)
     length: int = option(256, "tokens in a row", low=1, high=2**20)
     layout: Layout = option(
-        "packed", "packed: documents joined and cut into rows; document: one in each row, after an anchor, padded"
+        "packed",
+        "packed: documents joined and cut into rows; document: one in each row, after an anchor, padded; "
+        "prompt: the same with each document's prompt before it, which is given and never learned",
     )
     shard_rows: int = option(
         65_536, "rows in a shard file; a killed run loses at most the shard it was in", low=1, high=2**24

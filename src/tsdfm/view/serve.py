@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -16,11 +17,23 @@ def hosts_of(port: int) -> frozenset[str]:
     return frozenset(f"{name}:{port}" for name in NAMES) | frozenset(NAMES if port == 80 else ())
 
 
+def answers_to(asked: Sequence[str], port: int, names: Collection[str] = ()) -> bool:
+    """Do we answer a request with these Host headers? `names` are more that we have, at any port; `*` is any name.
+
+    Another site whose name has been turned to 127.0.0.1 (DNS rebinding) has its own name in the Host header: its
+    scripts cannot read what is served here.
+    """
+    if len(asked) != 1:
+        return False
+    host = asked[0].strip().lower()
+    name = host if host.endswith("]") else host.rpartition(":")[0] or host
+    return host in hosts_of(port) or name in names or "*" in names
+
+
 def server_of(page: bytes, port: int) -> ThreadingHTTPServer:
     """A server that knows this page and nothing else, not yet running; port 0 finds a free one.
 
-    It answers only those who ask for this machine by its own name and port. Another site whose name has been turned to
-    127.0.0.1 (DNS rebinding) has its own name in the Host header, so its scripts cannot read the page.
+    It answers only those who ask for this machine by its own name and port.
     """
 
     class Handler(BaseHTTPRequestHandler):
@@ -44,8 +57,7 @@ def server_of(page: bytes, port: int) -> ThreadingHTTPServer:
 
         def _found(self) -> tuple[int, bytes]:
             port = int(self.connection.getsockname()[1])
-            asked = [name.strip().lower() for name in self.headers.get_all("Host", [])]
-            if len(asked) != 1 or asked[0] not in hosts_of(port):
+            if not answers_to(self.headers.get_all("Host", []), port):
                 return 403, f"forbidden: ask for http://{HOST}:{port}/, through a tunnel by the same port\n".encode()
             return (200, page) if self.path.split("?")[0] in ("/", "/index.html") else (404, b"not found\n")
 

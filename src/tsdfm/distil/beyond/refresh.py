@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from tsdfm.compass.exam import true_and_jumps
@@ -21,7 +20,7 @@ from tsdfm.compass.model import Compass
 from tsdfm.compass.ratio import step_times
 from tsdfm.compass.states import walk
 from tsdfm.distil.beyond.settings import RefreshSettings
-from tsdfm.engine.distributed import Processes
+from tsdfm.engine.distributed import Processes, average_gradients
 from tsdfm.engine.optim import Optimiser
 from tsdfm.engine.settings import OptimSettings
 from tsdfm.flow import RowNoise
@@ -65,13 +64,3 @@ class Refresher:
     def parts(self) -> dict[str, Mapping[str, Tensor]]:
         """What a checkpoint has to hold besides the student."""
         return {"compass": self.compass.net.state_dict(), "compass_optim": self.optimiser.state()}
-
-
-def average_gradients(net: nn.Module, world: Processes) -> None:
-    """The mean over processes, each of which has rows of its own."""
-    if world.size == 1:
-        return
-    for p in net.parameters():
-        if p.grad is not None:
-            dist.all_reduce(p.grad)
-            p.grad /= world.size

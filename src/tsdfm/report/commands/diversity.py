@@ -8,7 +8,6 @@ the most popular token are the paper's; distinct-2 of the completions is ours.
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 
@@ -17,8 +16,7 @@ from torch import Tensor
 
 from tsdfm.engine.precision import autocast
 from tsdfm.errors import UserError
-from tsdfm.flow import RowNoise
-from tsdfm.flow.draw import shape_logits
+from tsdfm.flow import RowNoise, reads_of, solve
 from tsdfm.flow.jump import Remembers
 from tsdfm.metrics.diversity import position_difference, self_bleu, token_agreement
 from tsdfm.metrics.intervals import mean_interval
@@ -105,20 +103,28 @@ def walk(
     made: TextModel, x: Tensor, start: float, end: float, steps: int, noise: RowNoise, asked: MeasureSettings
 ) -> Tensor:
     """States x [B, L] taken from `start` to `end` in equal steps, which the sampler does not do; the anchor stays."""
-    anchor, jump = x[:, : made.velocity.spec.anchor].clone(), made.jump(asked.jump)
+    jump = made.jump(asked.jump)
     if jump.final_pass or isinstance(jump, Remembers):
         raise UserError(
             f"a text cannot be taken up in its middle by jump {asked.jump}: use one that decides step by step"
         )
+    if not steps:
+        return x
     points = [*(start + (end - start) * k / steps for k in range(steps)), end]
+    held = torch.arange(x.shape[1], device=x.device) < made.velocity.spec.anchor
     with autocast(made.bf16, made.velocity.device):
-        for here, there in pairwise(points):
-            t = torch.full((len(x),), here, dtype=torch.float64, device=x.device)
-            h = torch.full_like(t, there - here)
-            logits = shape_logits(made.velocity(x, t.float(), h.float()), asked.temperature, asked.top_p)
-            x = jump(x, logits, t, h, noise)
-            x[:, : anchor.shape[1]] = anchor
-    return x
+        return solve(
+            made.velocity.reading(reads_of(jump)),
+            x,
+            points,
+            jump,
+            noise,
+            given=held,
+            given_tokens=x,
+            temperature=asked.temperature,
+            top_p=asked.top_p,
+            part=True,
+        ).tokens
 
 
 def diversity(groups: Tensor, end: int) -> Plain:

@@ -1,0 +1,200 @@
+"""The server under load, against the naive ways to serve: `python -m benchmarks serve`.
+
+    one by one    a request is written to its end before the next one begins
+    static        those who wait are written together, and who comes meanwhile waits for all of them
+    by the step   `tsdfm serve`: who comes joins at the next pass
+
+All of them are the same server on loopback, with the same batch shapes, asked by a process of its own: a fixed number
+of requests for one text each, all at once or at random times (open loop: nobody waits for an answer before the next one
+asks) at a share of what `TextModel.sample` writes offline. Times are those of the asking side. Compare them within one
+run: they are ratios to the first way, and to offline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import random
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from benchmarks.harness import Ledger, say, world
+from benchmarks.sampling import SamplingBenchmark, text_model
+from tsdfm.samples.defaults import SampleDefaults
+from tsdfm.samples.model import load
+from tsdfm.serve.app import create_app
+from tsdfm.serve.scheduler import Limits, Scheduler
+from tsdfm.serve.served import Served, ready
+from tsdfm.serve.settings import ServeSettings
+from tsdfm.serve.worker import Worker
+from tsdfm.settings import ModelPath, option
+from tsdfm.store.bundle import default_model
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeBenchmark:
+    """What to time."""
+
+    model: ModelPath | None = option(None, "a model; none: the shipped one on a CPU, random weights on a GPU")
+    preset: str = option("170m", "size of the random network")
+    vocab: int = option(50257, "its |V|")
+    length: int = option(1024, "its tokens of a text")
+    requests: int = option(64, "requests of each measurement, one text each")
+    rows: int | None = option(None, "texts in the running batch; none: 8 on a CPU, 32 on a GPU")
+    steps: int = option(8, "network passes of a text")
+    load: float = option(0.7, "requests that come in a second, as a share of what is written offline")
+    quick: str = option("auto", "auto, compile, record or off, as for `tsdfm serve`")
+    seed: int = option(0, "of the times at which requests come")
+    device: str = option("auto", "auto, cpu or cuda")
+    out: Path | None = option(None, "folder for the table as JSON")
+
+
+class Static(Worker):
+    """Takes those who wait only when it has nobody."""
+
+    def admit(self) -> None:
+        if not self.live:
+            super().admit()
+
+
+def run(settings: ServeBenchmark) -> None:
+    """Every way, all at once and over time."""
+    device = world(settings.device).device
+    rows = settings.rows or (8 if device.type == "cpu" else 32)
+    served = model_of(settings, rows)
+    served.warm()
+    offline = texts_a_second(served, settings, rows)
+    alone = 1 / texts_a_second(served, settings, 1, texts=min(settings.requests, 8))
+    say(f"offline: {offline:.3g} texts/s in batches of {rows}; one text by itself takes {alone * 1e3:.3g} ms")
+    title = f"serve: {served.name}, {served.length} tokens, {settings.steps} passes, {settings.requests} requests"
+    place = settings.out and settings.out / "serve.json"
+    table = Ledger(title, ("requests", "way"), device, place, goes_on=False)
+    times = random.Random(settings.seed)
+    gaps = [times.expovariate(settings.load * offline) for _ in range(settings.requests)]
+    for name, waits in (("all at once", [0.0] * settings.requests), (f"at {settings.load:.0%} of offline", gaps)):
+        first: dict[str, Any] = {}
+        for way, kind, most in (("one by one", Worker, 1), ("static", Static, rows), ("by the step", Worker, rows)):
+            found = measured(served, settings, kind, most, waits)
+            first = first or found
+            table.add([{"requests": name, "way": way, **told(found, first, offline, alone)}])
+    table.show()
+
+
+def model_of(settings: ServeBenchmark, rows: int) -> Served:
+    """The model, in batches of one row on a CPU and of powers of two on a GPU."""
+    device = world(settings.device).device
+    quick = "compile" if settings.quick == "auto" and device.type == "cuda" else settings.quick
+    shapes = (1,) if device.type == "cpu" else tuple(1 << k for k in range(rows.bit_length()))
+    defaults = SampleDefaults(steps=settings.steps)
+    if settings.model is None and device.type == "cuda":
+        sizes = SamplingBenchmark(preset=settings.preset, vocab=settings.vocab, length=settings.length)
+        model, name = text_model(sizes, device, step_size=True), settings.preset
+    else:
+        path = settings.model or default_model()
+        model, name = load(path, settings.device), path.name
+    return Served(name, ready(model, quick), defaults, shapes=shapes)
+
+
+def texts_a_second(served: Served, settings: ServeBenchmark, batch: int, texts: int | None = None) -> float:
+    """Offline, in batches, once warm."""
+    count = texts or max(batch, settings.requests // batch * batch)
+    served.model.sample(n=batch, steps=settings.steps, batch=batch)
+    return count / served.model.sample(n=count, steps=settings.steps, batch=batch).seconds
+
+
+def measured(
+    served: Served, settings: ServeBenchmark, worker: type[Worker], rows: int, waits: Sequence[float]
+) -> dict[str, Any]:
+    """Seconds of all requests and of each, and what the scheduler took of its own."""
+    limits = Limits(rows=rows, queue=10**6, deadline=3600)
+    with serving(Scheduler([[served]], limits, worker=worker)) as (address, scheduler):
+        while not scheduler.ready:
+            time.sleep(0.01)
+        before = scheduler.tally.passes, scheduler.tally.own
+        body = {"model": served.name, "steps": settings.steps, "temperature": 1.0}
+        answers = multiprocessing.get_context("spawn").Queue()
+        asker = multiprocessing.get_context("spawn").Process(target=drive, args=(address, body, list(waits), answers))
+        asker.start()
+        begun, spent = answers.get()
+        asker.join()
+        passes, own = scheduler.tally.passes - before[0], scheduler.tally.own - before[1]
+    return {"seconds": begun, "each": sorted(spent), "own": own / passes}
+
+
+def told(found: dict[str, Any], first: dict[str, Any], offline: float, alone: float) -> dict[str, Any]:
+    """A row of the table: latencies in seconds, and ratios."""
+    count, rate = len(found["each"]), len(found["each"]) / found["seconds"]
+    cut = dict(zip(("p50", "p95", "p99"), quantiles(found["each"]), strict=True))
+    return {
+        "texts/s": rate,
+        "of offline": f"{rate / offline:.0%}",
+        **{f"{name} s": value for name, value in cut.items()},
+        "p95, by one alone": cut["p95"] / alone,
+        "texts/s, by one by one": rate / (count / first["seconds"]),
+        "p95, by one by one": cut["p95"] / quantiles(first["each"])[1],
+        "own ms a pass": found["own"] * 1e3,
+    }
+
+
+def quantiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """The 50th, 95th and 99th percentile."""
+    cuts = statistics.quantiles(values, n=100, method="inclusive")
+    return cuts[49], cuts[94], cuts[98]
+
+
+@contextmanager
+def serving(scheduler: Scheduler) -> Iterator[tuple[str, Scheduler]]:
+    """A server on loopback for as long as the block."""
+    sock = socket.create_server(("127.0.0.1", 0), backlog=4096)
+    _, guarded = create_app(scheduler, ServeSettings(queue=10**6, deadline=3600))
+    server = uvicorn.Server(uvicorn.Config(guarded, log_level="warning", access_log=False))
+    thread = threading.Thread(target=server.run, args=([sock],))
+    thread.start()
+    try:
+        yield f"127.0.0.1:{sock.getsockname()[1]}", scheduler
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def drive(address: str, body: dict[str, Any], waits: list[float], answers: Any) -> None:
+    """Ask at the given times, in a process of its own; tell the seconds of all and of each."""
+    answers.put(asyncio.run(drive_all(address, body, waits)))
+
+
+async def drive_all(address: str, body: dict[str, Any], waits: list[float]) -> tuple[float, list[float]]:
+    """One request after every wait, whoever has been answered."""
+    begun, tasks = time.perf_counter(), []
+    for seed, wait in enumerate(waits):
+        await asyncio.sleep(wait)
+        tasks.append(asyncio.create_task(ask(address, {**body, "seed": seed})))
+    spent = await asyncio.gather(*tasks)
+    return time.perf_counter() - begun, [seconds for seconds, _ in spent]
+
+
+async def ask(address: str, body: dict[str, Any]) -> tuple[float, Any]:
+    """Seconds of a request, and its answer; one that fails ends the benchmark, but for a full queue."""
+    begun = time.perf_counter()
+    host, port = address.split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    content = json.dumps(body).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    )
+    writer.write(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+    answer = await reader.read()
+    writer.close()
+    status, (_, _, text) = int(answer.split(None, 2)[1]), answer.partition(b"\r\n\r\n")
+    if status not in (200, 429):
+        raise RuntimeError(f"{status}: {text.decode('utf-8', 'replace')}")
+    return time.perf_counter() - begun, json.loads(text) if status == 200 else None

@@ -1,0 +1,76 @@
+"""What networks say of states, position by position, without ever making the logits of a whole batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from tsdfm.distil.chain import Heads
+from tsdfm.flow.logits import own_weight
+from tsdfm.kernels import fused
+from tsdfm.kernels.fused import Objective, Target
+from tsdfm.kernels.reward import Raised
+from tsdfm.nn.velocity import VelocitySpec
+
+Raise = tuple[Tensor, Tensor]
+
+
+def own_tokens(spec: VelocitySpec, x: Tensor, t: Tensor) -> Raise | None:
+    """What turns a network's answers to states x [B, L] at t [B] into logits of x_1: the tokens at the free positions
+    [N], and by how much their columns are raised. None where the answers are that already, wherever they are asked."""
+    if spec.logits != "others":
+        return None
+    free = x[:, spec.anchor :]
+    weight = own_weight(free, t[:, None], spec.flow_schedule(), spec.flow_source())
+    return free.flatten(), weight.flatten()
+
+
+@torch.no_grad()
+def answer(net: nn.Module, spec: VelocitySpec, x: Tensor, t: Tensor, h: Tensor, latent: Tensor | None = None) -> Target:
+    """A network's law of x_1 for states x [B, L] at t [B] before a step h [B], at the free positions [N]."""
+    heads = Heads(copy=False)
+    hidden, _ = net(x, *spec.told(t.float(), h.float(), latent), then=heads.keep)
+    free = hidden[:, spec.anchor :].flatten(0, 1)
+    return Target([free], (1.0,), *heads.parts(), own_tokens(spec, x, t))
+
+
+def own_answer(hidden: Tensor, head: nn.Linear, own: Raise | None = None) -> Target:
+    """The law that a head makes of hidden states [N, D], with `own_tokens`."""
+    heads = Heads(copy=False)
+    heads.keep(hidden.detach(), head)
+    return Target([hidden.detach()], (1.0,), *heads.parts(), own)
+
+
+def read(objective: Objective, own: Raise | None) -> Objective:
+    """An objective of logits of x_1 as one of a network's answers."""
+    return objective if own is None else Raised(objective, *own)
+
+
+@torch.no_grad()
+def in_chunks(law: Target, each: Callable[[Tensor, slice], Tensor]) -> Tensor:
+    """`each(logits [n, V], part)` of a law of positions chunk by chunk, as one tensor [N]."""
+    hidden, fast = law.hidden[0], law.head is not None and law.raised is None
+    room = fused.FAST_ROOM if fast else fused.ROOM.get(hidden.device.type, fused.ROOM["cpu"])
+    size = max(1, room // len(law.weight))
+    parts = [slice(first, first + size) for first in range(0, len(hidden), size)]
+    return torch.cat([each(logits_of(law, part), part) for part in parts])
+
+
+def logits_of(law: Target, part: slice) -> Tensor:
+    """Logits [n, V] of a chunk of positions."""
+    hidden = law.hidden[0]
+    if law.head is not None and law.raised is None:
+        return law.head(hidden[part])
+    with torch.autocast(hidden.device.type, enabled=False):
+        return law.logits(hidden, part)
+
+
+def log_probability(logits: Tensor, tokens: Tensor) -> Tensor:
+    """log softmax(logits [n, V]) at one token each [n], float64; V is [MASK], which has no probability."""
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    last = logits.shape[-1] - 1
+    log_p = wide.gather(-1, tokens.clamp(max=last)[:, None]).squeeze(-1) - wide.logsumexp(-1)
+    return torch.where(tokens > last, -math.inf, log_p.double())

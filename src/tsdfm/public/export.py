@@ -1,0 +1,188 @@
+"""`tsdfm export`: a model as a folder for the hub, in the layout its public relatives have where there is one.
+
+FOLDER/model.safetensors     the weights, under the public names
+       config.json           what a public loader reads, and under `tsdfm` all that ours does
+       vocab.json merges.txt the tokenizer, in GPT-2's files
+       README.md             the card
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tsdfm import terminal
+from tsdfm.errors import UserError
+from tsdfm.nn.velocity import VelocitySpec, run_folder, spec_in
+from tsdfm.public.layouts import KINDS, ROTARY, SETS, theirs_from
+from tsdfm.public.run import REST
+from tsdfm.public.settings import ExportSettings
+from tsdfm.store.bundle import FoundWeights, find_member, find_weights
+from tsdfm.store.checkpoint import read_state, read_tensors, write_tensors
+from tsdfm.store.files import disk, write_json, write_text
+from tsdfm.tokens.bpe import GPT2_END, PairTokenizer
+from tsdfm.tokens.tokenizer import Tokenizer, load_tokenizer
+
+OWN = "tsdfm"  # the layout of models that have no public relatives: our own names
+WRAPPER = {"mdlm": "backbone.", "sdtt": "backbone.", "duo": "backbone."}  # what their public loaders expect
+
+
+def run(settings: ExportSettings) -> Path:
+    """Write the folder, and upload it where that is asked for."""
+    if settings.to.exists() and any(settings.to.iterdir()):
+        raise UserError(f"{settings.to} is not empty: give another --to")
+    found = find_weights(settings.model, "student", which="ema", choose="newest")
+    spec = spec_in(found.manifest, found.place)
+    tokenizer = load_tokenizer(tokenizer_folder(settings.model, found))
+    kind, tensors = public_tensors(spec, found)
+    with disk(settings.to):
+        settings.to.mkdir(parents=True, exist_ok=True)
+        written = write_tensors(settings.to / "model.safetensors", tensors)
+        write_json(settings.to / "config.json", config_of(kind, spec, found.manifest))
+        write_tokenizer(tokenizer, settings.to)
+        write_text(settings.to / "README.md", card(kind, spec, found.manifest, written["sha256"]))
+    if settings.push:
+        push(settings.to, settings.push)
+    told = f"{len(tensors)} tensors in the layout of {kind}, {terminal.short(written['bytes'])} bytes"
+    terminal.made("export", told, settings.to, "import", settings.to, "--out", "runs/imported")
+    return settings.to
+
+
+def tokenizer_folder(model: Path, found: FoundWeights) -> Path:
+    """Where a model's tokenizer lies."""
+    member = find_member(model, "student")
+    return (member.bundle.folder if member else run_folder(found.place)) / "tokenizer"
+
+
+def public_tensors(spec: VelocitySpec, found: FoundWeights) -> tuple[str, dict[str, Tensor]]:
+    """The layout of a model, and its tensors under that layout's names."""
+    weights = found.weights()
+    kind = kind_for(spec)
+    if kind == OWN:
+        return kind, weights
+    rest = left_over(found)
+    if not rest:
+        rest = invented(kind, spec, weights)
+    names = SETS[KINDS[kind].names]
+    table = names.table(spec.shape.depth, spec.step_size)
+    if origin := (found.manifest.get("origin") or {}).get("names"):
+        table = {ours: tuple(theirs) for ours, theirs in origin.items()}
+    else:
+        wrapper = WRAPPER.get(kind, "")
+        table = {ours: tuple(f"{wrapper}{name}" for name in theirs) for ours, theirs in table.items()}
+        rest = {f"{wrapper}{name}": tensor for name, tensor in rest.items()}
+    return kind, theirs_from(table, weights, rest)
+
+
+def kind_for(spec: VelocitySpec) -> str:
+    """The public layout whose models are told and answer the same; our own where there is none."""
+    mine = {name: getattr(spec, name) for name in ("time", "clock", "logits", "step_size")}
+    fitting = [
+        kind
+        for kind, known in KINDS.items()
+        if {name: known.words()[name] for name in mine} == mine and known.mask in (None, spec.source == "mask")
+    ]
+    if spec.shape.positions or not fitting:
+        return OWN
+    return spec.method if spec.method in fitting else fitting[0]
+
+
+def left_over(found: FoundWeights) -> dict[str, Tensor]:
+    """What an import kept beside the weights."""
+    path = found.place / f"{REST}.safetensors"
+    known = found.place.is_dir() and path.name in read_state(found.place)["files"]
+    return read_tensors(path, "import the model again") if known else {}
+
+
+def invented(kind: str, spec: VelocitySpec, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What public files have and our network has not: a head row of zeros for [MASK], and the rotary rates."""
+    rest: dict[str, Tensor] = {}
+    if spec.source == "mask":
+        rest = {
+            "output_layer.linear.weight": weights["head.weight"].new_zeros(1, spec.shape.width),
+            "output_layer.linear.bias": weights["head.bias"].new_zeros(1),
+        }
+    if SETS[KINDS[kind].names].rotary:
+        head = spec.shape.width // spec.shape.heads
+        rest[ROTARY] = 1.0 / 10_000.0 ** (torch.arange(0, head, 2, dtype=torch.float32) / head)
+    return rest
+
+
+def config_of(kind: str, spec: VelocitySpec, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The config: as it was imported, or in the form of the public ones, with our spec beside it."""
+    if isinstance(manifest.get("config"), dict) and manifest["config"]:
+        return {**manifest["config"], OWN: spec.plain()}
+    shape, rows = spec.shape, spec.flow_source().tokens
+    sizes = {"hidden_dim": shape.width, "n_blocks": shape.depth, "n_heads": shape.heads, "cond_dim": shape.cond}
+    flat: dict[str, Any] = {"vocab_size": rows, "model_length": spec.length, **sizes, "dropout": shape.dropout}
+    match kind:
+        case "sedd":
+            inner = {
+                "hidden_size": shape.width,
+                **sizes,
+                "length": spec.length,
+                "scale_by_sigma": spec.logits != "score",
+            }
+            inner.pop("hidden_dim")
+            graph = {"type": "absorb" if spec.source == "mask" else "uniform"}
+            flat = {"tokens": spec.vocab, "graph": graph, "noise": {"type": "loglinear"}, "model": inner}
+        case "sdtt":
+            flat = {"parameterization": {"name": "sdtt"}, **flat}
+        case "mdlm":
+            flat["time_conditioning"] = False
+        case "duo":
+            flat["causal"] = False
+    return {**flat, OWN: spec.plain()}
+
+
+def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """GPT-2's two files of a byte-level BPE; another kind of tokenizer as our own file."""
+    if not isinstance(tokenizer, PairTokenizer):
+        tokenizer.save(folder)
+        return
+    ids = {token: i for i, token in enumerate(tokenizer.vocab)}
+    spelled = {GPT2_END if i == tokenizer.end_of_text else token: i for token, i in ids.items()}
+    write_text(folder / "vocab.json", json.dumps(spelled, ensure_ascii=False))
+    write_text(folder / "merges.txt", "\n".join(["#version: 0.2", *(f"{a} {b}" for a, b in tokenizer.merges), ""]))
+
+
+def card(kind: str, spec: VelocitySpec, manifest: Mapping[str, Any], sha256: str) -> str:
+    """The card in the hub's format: a metadata block, then what is known."""
+    origin = manifest.get("origin") or {}
+    licence = origin.get("licence") or "other"
+    where = f"Imported from {origin['source']} (layout {origin['layout']})." if origin else "Trained with tsdfm."
+    block = ["---", f"license: {licence}", "library_name: tsdfm", "pipeline_tag: text-generation"]
+    block += ["tags:", "- discrete-diffusion", f"- {spec.method or kind}", "---"]
+    facts = [
+        f"# {spec.method or kind}, {spec.source} source",
+        where,
+        f"{spec.shape.depth} blocks of width {spec.shape.width}, rows of {spec.length} tokens, {spec.vocab:,} tokens.",
+        f"Weights in the layout of {kind}, sha256 `{sha256}`.",
+        '```python\nimport tsdfm\n\nmodel = tsdfm.load("FOLDER")\nprint(model.sample(n=2, steps=16).texts)\n```',
+        "Data, measured quality and limits are its maker's to add.",
+    ]
+    return "\n".join(block) + "\n\n" + "\n\n".join(facts) + "\n"
+
+
+def push(folder: Path, name: str) -> None:
+    """Upload a folder to the hub."""
+    from tsdfm.store.hub import out_of_reach
+
+    try:
+        from huggingface_hub import HfApi
+    except ImportError:
+        raise UserError("uploading needs the hub client: pip install 'tsdfm[hub]'") from None
+    if reason := out_of_reach():
+        raise UserError(f"{folder} is written, but not uploaded: {reason}")
+    try:
+        api = HfApi()
+        api.create_repo(name, exist_ok=True)
+        api.upload_folder(repo_id=name, folder_path=folder)
+    except Exception as problem:  # permission, name, network: the client has a class for each
+        first = (str(problem).strip().splitlines() or [""])[0][:160]
+        raise UserError(f"{folder} is written, but not uploaded ({type(problem).__name__}: {first})") from problem

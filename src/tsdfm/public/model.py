@@ -1,0 +1,195 @@
+"""A public checkpoint as one of our models: `read_public` finds it, recognises it and makes its tensors ours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tsdfm.errors import UserError
+from tsdfm.nn.velocity import Velocity, VelocitySpec
+from tsdfm.public.layouts import KINDS, Recognised, left_over, ours_from, recognise
+from tsdfm.public.tensors import TORCH, PublicTensors, open_tensors, read_config
+from tsdfm.store.bundle import ROLES, find_shipped
+from tsdfm.store.checkpoint import has_checkpoint
+from tsdfm.store.hub import out_of_reach
+from tsdfm.store.manifest import NAME as MANIFEST
+from tsdfm.tokens.bpe import PairTokenizer, gpt2
+from tsdfm.tokens.tokenizer import Tokenizer, load_tokenizer
+
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+PATTERNS = (
+    *("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "config.json", "README.md"),
+    *("*.txt", "*.bpe", "vocab.json", "encoder.json", "tokenizer*.json"),
+)
+PADDING = "[PAD]"  # a row of Duo's that no text has
+LENGTH = 1024
+SCHEDULE = "poly:1"
+"""α = t. Log-linear noise keeps an ε of 1/1000 of the text at t = 0, which no step of a sampler sees."""
+
+
+@dataclass(frozen=True)
+class PublicModel:
+    """What was found: the network's spec, its tokenizer, its tensors, and where they are from."""
+
+    spec: VelocitySpec
+    tokenizer: Tokenizer
+    found: Recognised
+    tensors: PublicTensors = field(repr=False)
+    config: Mapping[str, Any]
+    origin: dict[str, Any]
+
+    def weights(
+        self, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Our tensors one by one, so that nothing is in memory twice."""
+        return ours_from(self.found, lambda name: self.tensors.get(name, device, dtype))
+
+    def left_over(self) -> dict[str, Tensor]:
+        """What has no place in our network (`layouts.left_over`)."""
+        return left_over(self.found, self.tensors.get)
+
+
+def read_public(
+    source: str | Path,
+    *,
+    revision: str = "",
+    part: str = "",
+    kind: str = "",
+    heads: int = 0,
+    tokenizer: Path | None = None,
+) -> PublicModel:
+    """The model of a file, a folder or a hub name.
+
+    Args:
+        source: a .safetensors, .bin or .pth file, a folder with one, or NAME/NAME of the hub.
+        revision: of the hub: a branch, a tag or a commit.
+        part: which of several models in one torch file.
+        kind: one of `layouts.KINDS`, where the file fits several.
+        heads: attention heads, where the file does not say.
+        tokenizer: a folder with the tokenizer's files; none looks beside the weights, then for GPT-2's on the hub.
+    """
+    path = Path(source)
+    fetched = not path.exists()
+    if fetched:
+        path = fetch(str(source), revision)
+    tensors, config = open_tensors(path, part), read_config(path)
+    made = tokenizer_for(tokenizer, path if path.is_dir() else path.parent)
+    found = recognise(tensors.shapes, config, kind=kind, heads=heads, tokens=made.vocab_size)
+    if found.vocab > made.vocab_size:
+        made = with_padding(made)
+    words = KINDS[found.kind].words()
+    spec = VelocitySpec(
+        shape=found.shape,
+        vocab=found.vocab,
+        source="mask" if found.mask else "uniform",
+        schedule=SCHEDULE,
+        length=length_of(config),
+        anchor=0,
+        tokenizer=made.fingerprint,
+        **words,
+    )
+    origin = {
+        "source": str(source) if fetched else path.name,
+        "revision": revision or None,
+        "layout": found.kind,
+        "part": part or None,
+        "files": tensors.sha256(),
+        "left_out": found.unused,
+        "names": {ours: list(theirs) for ours, theirs in found.table.items()},
+        "licence": config.get("license"),
+    }
+    return PublicModel(spec, made, found, tensors, config, origin)
+
+
+def length_of(config: Mapping[str, Any]) -> int:
+    """The length of a row, where the config says it; all public models of this network have 1 024."""
+    inner = config.get("model")
+    both = {**(inner if isinstance(inner, Mapping) else {}), **config}
+    value = next((both[key] for key in ("model_length", "length") if isinstance(both.get(key), int)), LENGTH)
+    if value < 1:
+        raise UserError(f"config.json says a row has {value} tokens")
+    return int(value)
+
+
+def tokenizer_for(given: Path | None, beside: Path) -> Tokenizer:
+    """The tokenizer: of the folder given, of the files beside the weights, or GPT-2's from the hub."""
+    if given is not None:
+        return load_tokenizer(given) if (given / "tokenizer.json").is_file() else gpt2(given)
+    files = {file.name for file in beside.iterdir()}
+    if files & {"vocab.json", "encoder.json"} and files & {"merges.txt", "vocab.bpe"}:
+        return gpt2(beside)
+    return gpt2()
+
+
+def with_padding(tokenizer: Tokenizer) -> Tokenizer:
+    """The same with one token more, which no text is made of: a public vocabulary's row of padding."""
+    if not isinstance(tokenizer, PairTokenizer):
+        raise UserError("the network has one token more than its tokenizer, which only byte-level BPEs can be given")
+    vocab = [*tokenizer.vocab, PADDING]
+    return PairTokenizer(vocab, tokenizer.merges, tokenizer.end_of_text, f"{tokenizer.name}-padded")
+
+
+def fetch(name: str, revision: str) -> Path:
+    """The folder of a hub model, from the hub's cache if it is in it."""
+    if not HUB_NAME.fullmatch(name):
+        raise UserError(f"no file or folder at {name}, and it is no hub name (OWNER/NAME)")
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise UserError(f"fetching {name} needs the hub client: pip install 'tsdfm[hub]'") from None
+    options: dict[str, Any] = {"revision": revision or None, "allow_patterns": list(PATTERNS)}
+    try:
+        return Path(snapshot_download(name, local_files_only=True, **options))
+    except Exception:  # not there yet; the client has a class for each reason
+        if reason := out_of_reach():
+            raise UserError(f"{name} is not on this machine, and {reason}: give a folder with its files") from None
+    try:
+        return Path(snapshot_download(name, **options))
+    except Exception as problem:
+        first = (str(problem).strip().splitlines() or [""])[0][:160]
+        raise UserError(
+            f"could not fetch {name} ({type(problem).__name__}: {first}): check name and revision"
+        ) from problem
+
+
+def is_public(source: str | Path) -> bool:
+    """Is it someone else's checkpoint: a file of weights, a folder of them that is none of ours, or a hub name?"""
+    path = Path(source)
+    if path.name in ROLES or find_shipped(path) is not None or has_checkpoint(path) or (path / MANIFEST).is_file():
+        return False
+    if path.is_file():
+        return path.suffix in (".safetensors", ".ckpt", *TORCH)
+    if path.is_dir():
+        return (path / "config.json").is_file() or any(path.glob("*.safetensors"))
+    return HUB_NAME.fullmatch(str(source)) is not None
+
+
+def load_public(source: str | Path, device: torch.device | str, **words: Any) -> tuple[Velocity, Tokenizer, str]:
+    """A network that calls as any of ours does, its tokenizer, and its name, straight from a public checkpoint."""
+    found = read_public(source, **words)
+    with torch.device("meta"):
+        net = found.spec.network()
+    wanted = net.state_dict()
+    for name, tensor in found.weights(device, torch.float32):
+        del wanted[name]
+        net.load_state_dict({name: tensor}, assign=True, strict=False)
+    assert not wanted, sorted(wanted)
+    fill_buffers(net, found.spec, device)
+    flow = (found.spec.flow_source(), found.spec.flow_schedule())
+    files = found.origin["files"]
+    velocity = Velocity(found.spec, net.eval().requires_grad_(False), *flow, None, next(iter(files.values())))
+    return velocity, found.tokenizer, found.found.kind
+
+
+def fill_buffers(net: torch.nn.Module, spec: VelocitySpec, device: torch.device | str) -> None:
+    """Buffers that no file has (rates of sinusoids and rotations), as a fresh network of one block makes them."""
+    small = replace(spec, shape=replace(spec.shape, depth=1)).network()
+    for name, buffer in small.named_buffers():
+        owner, _, last = name.rpartition(".")
+        net.get_submodule(owner).register_buffer(last, buffer.to(device), persistent=False)

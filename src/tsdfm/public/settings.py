@@ -1,0 +1,30 @@
+"""The settings of `tsdfm import` and `tsdfm export`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tsdfm.settings import ModelPath, Settings, option, required
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportSettings(Settings):
+    """Make a run of a public checkpoint: MDLM, SEDD, SDTT, Duo, IDLM, DFM or FS-DFM."""
+
+    source: str = required("a .safetensors, .bin or .pth file, a folder with one, or OWNER/NAME of the hub")
+    out: Path = required("folder for the run")
+    revision: str = option("", "branch, tag or commit of a hub model")
+    part: str = option("", "which of several models in one torch file, as in student_model")
+    kind: str = option("", "mdlm, sdtt, sedd, duo, dfm or fs-dfm, where a file fits several")
+    heads: int = option(0, "attention heads, where the file does not say; 0 reads them off it", low=0, high=4096)
+    tokenizer: Path | None = option(None, "folder with the tokenizer's files; none looks beside the weights")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportSettings(Settings):
+    """Write a model as a folder for the hub: safetensors, config.json, the tokenizer's files and a card."""
+
+    model: ModelPath = required("a run, a checkpoint, a bundle or a shipped name")
+    to: Path = required("folder to write")
+    push: str = option("", "also upload it to the hub under this name, OWNER/NAME")

@@ -1,0 +1,185 @@
+"""The tensors of a checkpoint that someone else wrote, by name, one at a time, without ever executing what a file says.
+
+A safetensors file, several of them with an index, or a torch file whose pickle holds tensors and plain values alone
+(`weights_only`). Torch files are mapped, not read: of a file with an optimiser in it only the chosen part is touched.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from tsdfm.errors import UserError
+from tsdfm.store.files import file_sha256, read_json
+
+TORCH = (".bin", ".pth", ".pt")
+INDEX = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+AGAIN = "fetch it again"
+
+
+@dataclass(frozen=True)
+class PublicTensors:
+    """Names and shapes of all tensors, and a way to get each. `files` are what they come from."""
+
+    files: tuple[Path, ...]
+    shapes: dict[str, tuple[int, ...]]
+    _places: dict[str, Any] = field(repr=False)
+
+    def get(self, name: str, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> Tensor:
+        """A tensor [shape], on the device and in the dtype asked for; one that has NaN or infinities is refused."""
+        place = self._places[name]
+        try:
+            tensor: Tensor = place if isinstance(place, Tensor) else place.get_tensor(name)
+        except (SafetensorError, OSError) as problem:
+            raise UserError(f"{self.files[0]} is damaged ({problem}): {AGAIN}") from None
+        if not tensor.is_floating_point():
+            raise UserError(
+                f"{name} of {self.files[0]} has the type {tensor.dtype}: weights are floating-point numbers"
+            )
+        tensor = tensor.to(device=device, dtype=dtype or tensor.dtype)
+        if not bool(torch.isfinite(tensor).all()):
+            raise UserError(f"{name} of {self.files[0]} has numbers that are not finite: {AGAIN}")
+        return tensor
+
+    def sha256(self) -> dict[str, str]:
+        """The hash of each file by its name."""
+        return {file.name: file_sha256(file) for file in self.files}
+
+
+def open_tensors(path: Path, part: str = "") -> PublicTensors:
+    """The tensors of a file or folder. `part` chooses one of several models in one torch file."""
+    files = weight_files(path)
+    shapes: dict[str, tuple[int, ...]] = {}
+    places: dict[str, Any] = {}
+    for file in files:
+        here = _torch_file(file, part) if file.suffix in TORCH else _safetensors(file)
+        twice = sorted(places.keys() & here.keys())
+        if twice:
+            raise UserError(f"{twice[0]} stands in two files of {path}: {AGAIN}")
+        for name, place in here.items():
+            places[name] = place
+            shapes[name] = tuple(place.shape if isinstance(place, Tensor) else place.get_slice(name).get_shape())
+    if not places:
+        raise UserError(f"{path} holds no tensors")
+    _check_index(path, places)
+    return PublicTensors(tuple(files), shapes, places)
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The files that hold the weights: the one given, those an index names, or the only one there is."""
+    if path.is_file():
+        if path.suffix == ".ckpt":
+            raise UserError(
+                f"{path} is a Lightning checkpoint, whose pickle would have to be executed: take the model.safetensors "
+                "that its authors publish instead"
+            )
+        if path.suffix not in (".safetensors", *TORCH):
+            raise UserError(f"{path} is no checkpoint: give a .safetensors, .bin or .pth file, or a folder with one")
+        return [path]
+    if not path.is_dir():
+        raise UserError(f"no file or folder at {path}")
+    for name in INDEX:
+        if (path / name).is_file():
+            found = sorted({path / str(file) for file in _index(path / name).values()})
+            missing = [file for file in found if not file.is_file()]
+            if missing:
+                raise UserError(f"{missing[0]} is missing, though {name} names it: {AGAIN}")
+            return found
+    for pattern in ("model.safetensors", "*.safetensors", "pytorch_model.bin", *(f"*{end}" for end in TORCH)):
+        found = sorted(path.glob(pattern))
+        if len(found) > 1:
+            raise UserError(f"{path} holds several checkpoints ({', '.join(f.name for f in found[:4])}): give one file")
+        if found:
+            return found
+    if ckpt := sorted(path.glob("*.ckpt")):
+        return weight_files(ckpt[0])
+    raise UserError(f"{path} holds no checkpoint: no .safetensors, .bin or .pth file")
+
+
+def _index(path: Path) -> dict[str, str]:
+    found = read_json(path).get("weight_map")
+    if not isinstance(found, dict) or not all(isinstance(file, str) and "/" not in file for file in found.values()):
+        raise UserError(f"{path} is no index of shards: {AGAIN}")
+    return found
+
+
+def _check_index(path: Path, places: Mapping[str, Any]) -> None:
+    """Hold the shards to what their index says."""
+    for name in INDEX:
+        if path.is_dir() and (path / name).is_file():
+            differ = sorted(_index(path / name).keys() ^ places.keys())
+            if differ:
+                raise UserError(f"{path / name} and the shards disagree about {differ[0]}: {AGAIN}")
+
+
+def _safetensors(path: Path) -> dict[str, Any]:
+    try:
+        file: Any = safe_open(path, framework="pt")
+        return dict.fromkeys(file.keys(), file)
+    except (SafetensorError, OSError) as problem:
+        raise UserError(f"{path} is not a whole safetensors file ({problem}): {AGAIN}") from None
+
+
+def _torch_file(path: Path, part: str) -> dict[str, Tensor]:
+    """The tensors of one model in a torch file, mapped into memory where the file allows it."""
+    try:
+        try:
+            whole = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except RuntimeError as problem:
+            if "mmap" not in str(problem):
+                raise
+            whole = torch.load(path, map_location="cpu", weights_only=True)  # a file of the old format
+    except pickle.UnpicklingError:
+        raise UserError(
+            f"{path} holds more than tensors, and reading it would execute what it says: take a safetensors file"
+        ) from None
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as problem:
+        first = (str(problem).strip().splitlines() or [type(problem).__name__])[0][:120]
+        raise UserError(f"{path} is no whole torch file ({first}): {AGAIN}") from None
+    return _tensors_in(whole, path, part)
+
+
+def _tensors_in(whole: Any, path: Path, part: str) -> dict[str, Tensor]:
+    if not isinstance(whole, Mapping):
+        raise UserError(f"{path} holds no named tensors")
+    models = {str(name): inner for name, inner in whole.items() if _is_model(inner)}
+    if part:
+        if part not in models:
+            raise UserError(f"{path} has no part {part!r}; it has: {', '.join(sorted(models)) or 'none'}")
+        return dict(models[part])
+    if _is_model(whole):
+        return dict(whole)
+    if len(models) != 1:
+        several = ", ".join(sorted(models))
+        raise UserError(
+            f"{path} holds several models ({several}): choose one with --part" if models else f"{path} holds no model"
+        )
+    return dict(next(iter(models.values())))
+
+
+def _is_model(value: Any) -> bool:
+    """Names of tensors, and nothing else."""
+    return (
+        isinstance(value, Mapping)
+        and bool(value)
+        and all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in value.items())
+    )
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The config.json beside the weights; empty where there is none."""
+    file = (path if path.is_dir() else path.parent) / "config.json"
+    if not file.is_file():
+        return {}
+    try:
+        return read_json(file)
+    except (UserError, RecursionError, json.JSONDecodeError):
+        raise UserError(f"{file} is damaged: {AGAIN}") from None

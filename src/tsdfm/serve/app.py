@@ -1,0 +1,155 @@
+"""The HTTP application: its paths, its document, and how it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import HTMLResponse, PlainTextResponse, Response
+from fastapi.security import HTTPBearer
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.exceptions import HTTPException
+
+from tsdfm import __version__
+from tsdfm.errors import UserError
+from tsdfm.serve.desk import Desk, cards_of
+from tsdfm.serve.guard import Guard, refusal
+from tsdfm.serve.jobs import Busy, Closing, Late, Refused
+from tsdfm.serve.metrics import Counts, Metrics
+from tsdfm.serve.page import HEADERS, docs, page, policy
+from tsdfm.serve.scheduler import Scheduler
+from tsdfm.serve.schema import Card, Cards, Completion, ErrorAnswer, requests
+from tsdfm.serve.settings import ServeSettings
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorAnswer, "description": what}
+    for status, what in {
+        400: "a field is wrong: `param` names it",
+        401: "the key is missing or wrong",
+        403: "the Host header is not this server's",
+        404: "no such model or path",
+        408: "the request did not come to its end",
+        413: "the request is too large",
+        429: "the queue is full: see Retry-After",
+        500: "a mistake of the server",
+        503: "the server is going down",
+        504: "the deadline has passed",
+    }.items()
+}
+EVENT = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}
+STREAM = {"content": {"text/event-stream": {"schema": EVENT}}, "description": "texts, or a stream of their passes"}
+ERRORS[400]["content"] = {"text/plain": {"schema": {"type": "string"}}}  # of what is not even HTTP
+
+
+def taking(shape: type, answer: Callable[[Request, Any], Awaitable[Response]]) -> Callable[..., Awaitable[Response]]:
+    """An endpoint whose body has the shape that this server's limits give it."""
+
+    async def endpoint(request: Request, body: Any) -> Response:
+        return await answer(request, body)
+
+    endpoint.__annotations__ = {"request": Request, "body": shape}
+    return endpoint
+
+
+def create_app(scheduler: Scheduler, settings: ServeSettings) -> tuple[FastAPI, Guard]:
+    """The application, and the same behind its guard, which is what is served."""
+
+    @contextlib.asynccontextmanager
+    async def alive(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(scheduler.close)
+
+    app = FastAPI(title="tsdfm", version=__version__, lifespan=alive, docs_url=None, redoc_url=None, responses=ERRORS)
+    registry, desk = CollectorRegistry(), Desk(scheduler, cards_of(scheduler))
+    kept = APIRouter(dependencies=[Depends(HTTPBearer(auto_error=False))] if settings.api_key else [])
+    registry.register(Counts(scheduler))
+    completion, infill = requests(settings, list(scheduler.models))
+    for path, shape, answer in (
+        ("/v1/completions", completion, desk.complete),
+        ("/v1/infill", infill, desk.infill),
+    ):
+        kept.add_api_route(
+            path, taking(shape, answer), methods=["POST"], response_model=Completion, responses={200: STREAM}
+        )
+    cards(kept, desk)
+    app.include_router(kept)
+    health(app, scheduler, registry)
+    refuse(app)
+    pages(app)
+    if settings.origins:
+        app.add_middleware(CORSMiddleware, allow_origins=settings.origins, allow_methods=["*"], allow_headers=["*"])
+    key = settings.api_key or None
+    return app, Guard(Metrics(app, registry), settings.names, key, settings.max_body, settings.deadline)
+
+
+def cards(router: APIRouter, desk: Desk) -> None:
+    """The paths that tell of the models."""
+
+    @router.get("/v1/models")
+    async def models() -> Cards:
+        return Cards(data=[desk.card(name) for name in desk.cards])
+
+    @router.get("/v1/models/{model:path}")
+    async def model(model: str) -> Card:
+        if model not in desk.cards:
+            raise HTTPException(404, f"no model is called {model!r}")
+        return desk.card(model)
+
+
+def health(app: FastAPI, scheduler: Scheduler, registry: CollectorRegistry) -> None:
+    """The paths that tell how the server is."""
+
+    @app.get("/healthz", response_class=PlainTextResponse)
+    async def healthz() -> Response:
+        broken = scheduler.broken
+        return PlainTextResponse(f"broken: {broken}\n" if broken else "ok\n", 503 if broken else 200)
+
+    @app.get("/readyz", response_class=PlainTextResponse)
+    async def readyz() -> Response:
+        ready = scheduler.ready
+        return PlainTextResponse("ready\n" if ready else "not ready\n", 200 if ready else 503)
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def pages(app: FastAPI) -> None:
+    """What people look at."""
+    main, rules = page(), {**HEADERS, "Content-Security-Policy": policy()}
+    plain = {**HEADERS, "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
+    shown = {"include_in_schema": False, "response_class": HTMLResponse}
+    app.add_api_route("/", lambda: HTMLResponse(main, headers=rules), **shown)  # type: ignore[arg-type]
+    app.add_api_route("/docs", lambda: HTMLResponse(docs(app.openapi()), headers=plain), **shown)  # type: ignore[arg-type]
+
+
+def refuse(app: FastAPI) -> None:
+    """What goes wrong, as an error of OpenAI's shape."""
+
+    async def field(_: Request, problem: Any) -> Response:
+        first = problem.errors()[0]
+        param = ".".join(str(part) for part in first["loc"] if part != "body") or None
+        return refusal(400, f"{param or 'the body'}: {first['msg']}", param=param)
+
+    async def refused(request: Request, problem: Any) -> Response:
+        param = getattr(problem, "field", None)
+        own = "template" if request.url.path == "/v1/infill" and param == "infill" else param
+        return refusal(400, str(problem), param=own)
+
+    answers: dict[Any, Any] = {
+        RequestValidationError: field,
+        Refused: refused,
+        UserError: refused,
+        Busy: lambda _, problem: refusal(429, str(problem), seconds=problem.seconds),
+        Closing: lambda _, problem: refusal(503, str(problem), seconds=1),
+        Late: lambda _, problem: refusal(504, str(problem)),
+        HTTPException: lambda _, problem: refusal(problem.status_code, str(problem.detail), headers=problem.headers),
+        Exception: lambda _, problem: refusal(500, "a mistake of the server"),
+    }
+    for kind, answer in answers.items():
+        app.add_exception_handler(kind, answer)

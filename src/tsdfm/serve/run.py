@@ -1,0 +1,96 @@
+"""`tsdfm serve`: load the models, listen, and write until told to stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from tsdfm.errors import UserError
+from tsdfm.serve.settings import ServeSettings
+
+FEW = 8  # texts in the running batch of a CPU: with more, each takes longer and none is done sooner
+KEY = "TSDFM_API_KEY"
+
+
+def run(settings: ServeSettings) -> None:
+    """Serve until a signal. SIGTERM and Ctrl-C finish what was begun; a second Ctrl-C does not wait for it."""
+    try:
+        import uvicorn
+
+        from tsdfm.serve.app import create_app
+    except ImportError as problem:
+        raise UserError(f"{problem.name} is not installed: pip install 'tsdfm[serve]'") from None
+    from tsdfm.serve.scheduler import Limits, Scheduler
+
+    sock = listening(settings.host, settings.port)
+    devices = load_all(settings)
+    most = max(max(served.shapes) for served in devices[0])
+    rows = settings.rows or (FEW if devices[0][0].device.type == "cpu" else most)
+    scheduler = Scheduler(devices, Limits(rows=rows, queue=settings.queue, deadline=settings.deadline))
+    settings = replace(settings, api_key=settings.api_key or os.environ.get(KEY))
+    _, guarded = create_app(scheduler, settings)
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: Any = None) -> None:
+            await super().startup(sockets)
+            say(sock, settings, list(scheduler.models))
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            scheduler.closing = True
+            if sig == signal.SIGTERM:  # the end that was asked for: exit code 0
+                self.should_exit = True
+            else:
+                super().handle_exit(sig, frame)
+
+    config = uvicorn.Config(
+        guarded,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=int(settings.deadline) + 1,
+    )
+    Server(config).run([sock])
+
+
+def load_all(settings: ServeSettings) -> list[list[Any]]:
+    """The models on each device."""
+    from tsdfm.engine.distributed import pick_device
+    from tsdfm.serve.served import load_served, names_of
+    from tsdfm.store.bundle import default_model
+
+    paths: Sequence[Path] = settings.models or (default_model(),)
+    kind = pick_device(settings.device)
+    places = [str(kind)] if settings.workers == 1 else [f"cuda:{n}" for n in range(settings.workers)]
+    places = places if kind.type == "cuda" else ["cpu"] * settings.workers
+    quick = "compile" if settings.quick == "auto" and kind.type == "cuda" else settings.quick
+    about: dict[str, Any] = {"quick": quick, "compass": settings.compass}
+    about |= {"rows": settings.rows, "shapes": settings.shapes}
+    named = list(zip(names_of(paths), paths, strict=True))
+    return [[load_served(path, place, name=name, **about) for name, path in named] for place in places]
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket, taken before anything is loaded: a port in use is told at once."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        sock = socket.socket(found[0][0], socket.SOCK_STREAM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(found[0][4])
+    except OSError as problem:
+        raise UserError(f"cannot listen at {host}, port {port} ({problem.strerror}): choose another") from None
+    return sock
+
+
+def say(sock: socket.socket, settings: ServeSettings, names: Sequence[str]) -> None:
+    """Where the server is to be found."""
+    host, port = sock.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    print(f"http://{shown}:{port}/   {', '.join(names)}   (Ctrl-C ends)", flush=True)
+    if host not in ("127.0.0.1", "::1") and not settings.api_key:
+        print(f"anyone who reaches {host} may ask: --api-key, or the variable {KEY}, asks for a key", flush=True)

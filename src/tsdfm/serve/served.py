@@ -1,0 +1,185 @@
+"""A model as it is served: what it is called, how it is sampled where nothing was said, and in which batches."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tsdfm import __version__
+from tsdfm.distil.midpoint import Energy
+from tsdfm.distil.stats import Stats
+from tsdfm.engine.precision import autocast
+from tsdfm.errors import UserError
+from tsdfm.flow import Jump, RowNoise, grid, reads_of
+from tsdfm.flow.logits import Reads
+from tsdfm.flow.walk import begin
+from tsdfm.methods import bound_of
+from tsdfm.samples.defaults import RUNS, SampleDefaults, defaults_of
+from tsdfm.samples.given import Given
+from tsdfm.samples.guide import Guide, compass_for, own_compass
+from tsdfm.samples.lengths import bounds
+from tsdfm.samples.model import TextModel, load
+from tsdfm.samples.quick import Pass, settled
+from tsdfm.serve.row import Row, step_together
+
+ROWS = 64  # texts in the largest batch, where nothing else was asked for: a GPU is long busy then
+MOST = 100  # jumps that are kept by their names
+PLACES = 512  # positions that the head is asked for at a time, where batches have one shape
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model on one device. `shapes` are the batch sizes that its passes are filled up to."""
+
+    name: str
+    model: TextModel
+    defaults: SampleDefaults = RUNS
+    compass: Energy | None = None
+    shapes: tuple[int, ...] = (1,)
+    jumps: dict[str, Jump] = field(default_factory=dict, repr=False, compare=False)
+    passes: dict[tuple[int, Reads], Pass] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return self.model.velocity.device
+
+    @property
+    def length(self) -> int:
+        """Tokens of a text, what is given of it included."""
+        return self.model.velocity.spec.length - self.model.velocity.spec.anchor
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal where the same request gives the same text: of weights, versions, device and shapes."""
+        kind = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
+        words = (self.model.velocity.sha256, __version__, torch.__version__, kind, self.model.quick, self.shapes)
+        return "tsdfm-" + hashlib.sha256(repr(words).encode()).hexdigest()[:12]
+
+    def at(self, shape: int, reads: Reads = "posterior") -> Pass:
+        """The network for batches that are filled up to `shape` rows, and jumps that read so (`flow.reads_of`)."""
+        if (shape, reads) not in self.passes:
+            places = PLACES if self.shapes == (shape,) and shape > 1 else 0
+            made = self.model.passes.model(shape, 1, reads)
+            self.passes[shape, reads] = replace(made, rows=shape, places=places)
+        return self.passes[shape, reads]
+
+    def jump(self, name: str, guide: str, held: Tensor | None = None) -> Jump:
+        """The jump that a request means, or one line that says why there is none."""
+        if name not in self.jumps:
+            made = self.model.jump(self.defaults.jump if name == "auto" else name)
+            if len(self.jumps) == MOST:
+                self.jumps.clear()
+            self.jumps[name] = made
+        plain = self.jumps[name]
+        if guide == "blind":
+            return plain
+        if self.compass is None:
+            raise UserError(f"{self.name} is served without a compass: guide must be blind")
+        found = Guide(guide, self.compass)
+        return found.around(plain, held, Stats(found.settings.k))
+
+    def row(
+        self, number: int, seed: int, steps: int, dials: tuple[float, float], jump: str, guide: str, given: Given | None
+    ) -> Row:
+        """A text at its beginning; `given` is its row, [1, L]."""
+        noise = RowNoise(seed, torch.tensor([number], device=self.device))
+        x_0 = self.model.velocity.source.draw((1, self.model.velocity.spec.length), noise, self.device)
+        chosen = self.jump(jump, guide, given.held if given else None)
+        walk, x = begin(
+            self.at(1, reads_of(chosen)),
+            x_0,
+            chosen,
+            noise,
+            given=(given.held, given.tokens) if given else (None, None),
+            dials=dials,
+            limits=given.limits(self.model.tokenizer) if given else None,
+        )
+        return Row(walk, x, grid(steps), f"{jump} {guide}")
+
+    @torch.no_grad()
+    def step(self, rows: Sequence[Row], shape: int) -> None:
+        """One pass of the network for rows of this model, in a batch of a shape."""
+        with autocast(self.model.bf16, self.device):
+            if shape == 1:
+                rows[0].step()
+            else:
+                step_together(rows, self.at(shape, reads_of(rows[0].walk.jump)))
+
+    @torch.no_grad()
+    def score(self, given: Given, number: int, tokens: Tensor, seed: int, h: float) -> float:
+        """How unlikely a finished row [1, L] is between its first gap and its last literal (`samples.lengths`)."""
+        bound = bound_of(self.model.velocity.spec)
+        assert bound is not None  # a request for several lengths is refused where there is none
+        with autocast(self.model.bf16, self.device):
+            return float(bounds(self.model.velocity, bound, given, torch.tensor([number]), tokens, seed, h))
+
+    @torch.no_grad()
+    def steady(self) -> bool:
+        """Has a text the same bits alone or in a crowd? Looks whether the network rounds alike at all places.
+
+        One shape of batches is needed, and a row that is moved to the next place must come out the same.
+        """
+        if len(self.shapes) > 1:
+            return False
+        rows, spec = self.shapes[0], self.model.velocity.spec
+        noise = RowNoise(0, torch.arange(rows, device=self.device))
+        x = (noise.uniform((rows, spec.length)) * spec.vocab).long()
+        t, h = noise.uniform((rows,)).float(), noise.uniform((rows,)).float()
+        places = torch.arange(spec.length * rows, device=self.device).view(rows, -1)[:, :64].flatten()
+        with autocast(self.model.bf16, self.device):
+            here = self.at(rows).look(x, t, h)(places)
+            there = self.at(rows).look(x.roll(1, 0), t.roll(1, 0), h.roll(1, 0))(places)
+        return torch.equal(here.view(rows, -1), there.view(rows, -1).roll(-1, 0))
+
+    def warm(self) -> None:
+        """Run every shape as often as it takes to compile and record it."""
+        for shape in self.shapes:
+            for _ in range(3 if self.device.type == "cuda" else 1):
+                rows = [
+                    self.row(n, 0, 1, (self.defaults.temperature, 1.0), "auto", "blind", None) for n in range(shape)
+                ]
+                self.step(rows, shape)
+
+
+def load_served(
+    path: Path,
+    device: str,
+    *,
+    name: str,
+    quick: str = "auto",
+    compass: Path | None = None,
+    rows: int | None = None,
+    shapes: Sequence[int] = (),
+) -> Served:
+    """A model for a device. By default batches have one row on a CPU, and powers of two up to `rows` on a GPU."""
+    model = ready(load(path, device), quick)
+    found = compass or own_compass(path)
+    energy = compass_for(found, model.velocity, f"the model {name}") if found else None
+    most = 1 if model.velocity.device.type == "cpu" else rows or min(ROWS, model.batch_size(whole=False))
+    usual = tuple(1 << k for k in range((most - 1).bit_length() + 1))
+    return Served(name, model, defaults_of(path), energy, tuple(sorted(set(shapes))) or usual)
+
+
+def ready(model: TextModel, quick: str) -> TextModel:
+    """A model for many batch sizes; on a GPU it keeps no weights but those its products take."""
+    velocity = model.velocity
+    if model.bf16 and velocity.device.type == "cuda":
+        velocity = replace(velocity, net=settled(velocity.net))
+    made = replace(model, velocity=velocity, quick=quick)
+    made.passes.sizes = "any"
+    return made
+
+
+def names_of(paths: Sequence[Path]) -> list[str]:
+    """What models are called: a shipped one by its name, others by their folder."""
+    names = [path.resolve().name if path.exists() else path.as_posix() for path in paths]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"two models are called {name}: rename the folder of one of them")
+    return names

@@ -1,0 +1,136 @@
+"""Public checkpoints become runs: each layout, the inverse, and a forward from the formulas in float64."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.public.public_files import BLOCKS, BPE, HEADS, TOKENS, D, public_state, rows_of, write_public
+from torch import Tensor
+
+import tsdfm
+from tsdfm.methods import files
+from tsdfm.nn.velocity import load_velocity
+from tsdfm.public.export import run as export
+from tsdfm.public.run import run as import_
+from tsdfm.public.settings import ExportSettings, ImportSettings
+
+KINDS = ("mdlm", "sdtt", "sedd", "duo", "dfm", "fs-dfm")
+THERE = [kind for kind in KINDS if kind in files()]
+WORDS: dict[str, dict[str, Any]] = {"dfm": {"heads": HEADS}, "fs-dfm": {"heads": HEADS, "part": "student_model"}}
+
+
+def imported(kind: str, tmp_path: Path) -> Path:
+    folder = write_public(kind, tmp_path / "public")
+    return import_(ImportSettings(source=str(folder), out=tmp_path / "run", **WORDS.get(kind, {})))
+
+
+def norm(x: Tensor, weight: Tensor) -> Tensor:
+    return torch.nn.functional.layer_norm(x, x.shape[-1:]) * weight
+
+
+def scalar(state: dict[str, Tensor], name: str, value: float) -> Tensor:
+    rates = torch.tensor([10_000 ** (-j / 128) for j in range(128)], dtype=torch.float64)
+    features = torch.cat([(value * rates).cos(), (value * rates).sin()])
+    hidden = torch.nn.functional.silu(features @ state[f"{name}.mlp.0.weight"].T + state[f"{name}.mlp.0.bias"])
+    return hidden @ state[f"{name}.mlp.2.weight"].T + state[f"{name}.mlp.2.bias"]
+
+
+def public_forward(kind: str, state: dict[str, Tensor], tokens: Tensor, value: float, h: float) -> Tensor:
+    """Logits [L, R] of one row in float64: q, k, v, then heads; rotation in split halves; shift, scale, gate."""
+    state = {name.removeprefix("backbone."): tensor.double() for name, tensor in state.items()}
+    apple, silu = kind in ("dfm", "fs-dfm"), torch.nn.functional.silu
+    cond = scalar(state, "time_embedding" if apple else "sigma_map", value)
+    if kind == "fs-dfm":
+        both = torch.cat([cond, scalar(state, "dt_embedding", h)])
+        cond = both @ state["time_condition_fuser.weight"].T + state["time_condition_fuser.bias"]
+    cond = silu(cond)
+
+    def modulation(place: str, chunks: int) -> tuple[Tensor, ...]:
+        own = cond
+        if kind == "fs-dfm":
+            own = silu(cond @ state[f"{place}.condition_fuser.weight"].T + state[f"{place}.condition_fuser.bias"])
+        made = own @ state[f"{place}.adaLN_modulation.weight"].T + state[f"{place}.adaLN_modulation.bias"]
+        return made.chunk(chunks)
+
+    x = state["vocab_embed.weight" if apple else "vocab_embed.embedding"][tokens]
+    length, size = len(tokens), D // HEADS
+    angles = torch.arange(length).double()[:, None] * 10_000 ** (-torch.arange(0, size, 2).double() / size)
+    for i in range(BLOCKS):
+        place = f"blocks.{i}"
+        s1, c1, g1, s2, c2, g2 = modulation(place, 6)
+        y = norm(x, state[f"{place}.norm1.weight"]) * (1 + c1) + s1
+        if apple:
+            q, k, v = (y @ state[f"{place}.{w}.weight"].T for w in ("qw", "kw", "vw"))
+        else:
+            q, k, v = (y @ state[f"{place}.attn_qkv.weight"].T).split(D, -1)
+        out = []
+        for head in range(HEADS):
+            part = slice(head * size, (head + 1) * size)
+
+            def turned(z: Tensor, part: slice = part) -> Tensor:
+                a, b = z[:, part].chunk(2, -1)
+                return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], -1)
+
+            out.append((turned(q) @ turned(k).T / size**0.5).softmax(-1) @ v[:, part])
+        x = x + g1 * (torch.cat(out, -1) @ state[f"{place}.attn_out.weight"].T)
+        y = norm(x, state[f"{place}.norm2.weight"]) * (1 + c2) + s2
+        y = torch.nn.functional.gelu(
+            y @ state[f"{place}.mlp.0.weight"].T + state[f"{place}.mlp.0.bias"], approximate="tanh"
+        )
+        x = x + g2 * (y @ state[f"{place}.mlp.2.weight"].T + state[f"{place}.mlp.2.bias"])
+    shift, scale = modulation("output_layer", 2)
+    y = norm(x, state["output_layer.norm_final.weight"]) * (1 + scale) + shift
+    return y @ state["output_layer.linear.weight"].T + state["output_layer.linear.bias"]
+
+
+@pytest.mark.parametrize("kind", THERE)
+def test_an_imported_network_answers_as_the_public_one(kind: str, tmp_path: Path) -> None:
+    model = load_velocity(imported(kind, tmp_path))
+    state = public_state(kind, rows_of(kind))
+    tokens = torch.randint(rows_of(kind), (9,), generator=torch.Generator().manual_seed(2))
+    t, h = torch.tensor([0.4]), torch.tensor([0.25])
+    told, _ = model.spec.told(t, h)
+    value = {"mdlm": 0.0, "sdtt": 0.0, "dfm": 0.4, "fs-dfm": 0.4}.get(kind, -torch.tensor(0.4).log().item())
+    assert told.item() == pytest.approx(value, abs=2e-3)
+    got = model.net(tokens[None], *model.spec.told(t, h))[0]
+    want = public_forward(kind, state, tokens, told.item(), 0.25)[:, : model.spec.vocab]
+    torch.testing.assert_close(got.double(), want, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", THERE)
+def test_import_and_export_are_inverse(kind: str, tmp_path: Path) -> None:
+    run = imported(kind, tmp_path)
+    out = export(ExportSettings(model=run, to=tmp_path / "out"))
+    want, got = public_state(kind, rows_of(kind)), load_file(out / "model.safetensors")
+    assert want.keys() == got.keys()
+    for name, tensor in want.items():
+        assert torch.equal(tensor, got[name]), name
+    again = import_(
+        ImportSettings(source=str(out), out=tmp_path / "again", **({"heads": HEADS} if kind in WORDS else {}))
+    )
+    first, second = load_velocity(run), load_velocity(again)
+    assert first.spec == second.spec
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(first.net.state_dict().values(), second.net.state_dict().values(), strict=True)
+    )
+
+
+@pytest.mark.parametrize("kind", THERE)
+def test_an_imported_model_writes(kind: str, tmp_path: Path) -> None:
+    model = tsdfm.load(imported(kind, tmp_path), "cpu")
+    samples = model.sample(n=2, steps=3, seed=1)
+    assert samples.tokens.shape == (2, model.velocity.spec.length)
+    if kind not in WORDS:
+        direct = tsdfm.load(str(tmp_path / "public"), "cpu")
+        assert torch.equal(direct.sample(n=2, steps=3, seed=1).tokens, samples.tokens)
+
+
+def test_the_tokenizer_comes_along(tmp_path: Path) -> None:
+    model = tsdfm.load(imported("mdlm", tmp_path), "cpu")
+    assert model.tokenizer.fingerprint == BPE.fingerprint
+    assert model.velocity.spec.vocab == TOKENS

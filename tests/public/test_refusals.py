@@ -1,0 +1,112 @@
+"""What is wrong with a file is said in one line, and nothing is written."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.public.public_files import HEADS, public_state, rows_of, write_public
+
+from tsdfm.errors import UserError
+from tsdfm.public.run import run
+from tsdfm.public.settings import ImportSettings
+
+
+def changed(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
+    def work(folder: Path) -> None:
+        state = load_file(folder / "model.safetensors")
+        change(state)
+        save_file(state, folder / "model.safetensors")
+
+    return work
+
+
+def config(**words: object) -> Callable[[Path], None]:
+    def work(folder: Path) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **words}))
+
+    return work
+
+
+def cut(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+BLOCK = "backbone.blocks.1."
+CASES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "truncated": (cut, "not a whole safetensors file"),
+    "missing": (changed(lambda s: s.pop(f"{BLOCK}attn_out.weight")), "attn_out.weight is missing"),
+    "further": (changed(lambda s: s.update({"backbone.more": torch.ones(2)})), "more has no place in it"),
+    "nan": (changed(lambda s: s[f"{BLOCK}attn_out.weight"].fill_(float("nan"))), "not finite"),
+    "integers": (changed(lambda s: s.update({f"{BLOCK}norm1.weight": torch.ones(32, dtype=torch.int64)})), "type"),
+    "shape": (changed(lambda s: s.update({f"{BLOCK}attn_out.weight": torch.ones(32, 16)})), "has the shape"),
+    "zero": (changed(lambda s: s["backbone.output_layer.linear.weight"].zero_()), "never trained"),
+    "rows": (changed(lambda s: s.update({"backbone.vocab_embed.embedding": torch.ones(310, 32)})), "not its tokenizer"),
+    "config": (config(hidden_dim=64), "they disagree"),
+    "twice": (changed(lambda s: s.update({"blocks.1.norm1.weight": torch.ones(32)})), "the same tensor of two"),
+    "no config": (lambda folder: (folder / "config.json").unlink(), "name it with --kind"),
+    "broken config": (lambda folder: (folder / "config.json").write_text("{"), "damaged"),
+    "nothing": (lambda folder: (folder / "model.safetensors").unlink(), "holds no checkpoint"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_bad_file_is_refused(case: str, tmp_path: Path) -> None:
+    folder = write_public("mdlm", tmp_path / "public")
+    change, said = CASES[case]
+    change(folder)
+    with pytest.raises(UserError, match=said):
+        run(ImportSettings(source=str(folder), out=tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+class Harm:
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[str]]:
+        return (print, ("executed",))
+
+
+def test_a_pickle_that_would_execute_something_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_public("dfm", tmp_path / "public")
+    torch.save({"model": Harm()}, folder / "checkpoint.pth")
+    with pytest.raises(UserError, match="would execute"):
+        run(ImportSettings(source=str(folder), out=tmp_path / "run", heads=HEADS))
+    (folder / "checkpoint.pth").write_bytes(pickle.dumps(Harm()))
+    with pytest.raises(UserError, match=r"would execute|no whole torch file"):
+        run(ImportSettings(source=str(folder), out=tmp_path / "run", heads=HEADS))
+    assert "executed" not in capsys.readouterr().out
+
+
+def test_what_a_file_leaves_open_is_asked(tmp_path: Path) -> None:
+    folder = write_public("fs-dfm", tmp_path / "public")
+    with pytest.raises(UserError, match="choose one with --part"):
+        run(ImportSettings(source=str(folder), out=tmp_path / "run"))
+    with pytest.raises(UserError, match="give --heads"):
+        run(ImportSettings(source=str(folder), out=tmp_path / "run", part="student_model"))
+    with pytest.raises(UserError, match="no part 'student'"):
+        run(ImportSettings(source=str(folder), out=tmp_path / "run", part="student"))
+    (folder / "model.ckpt").write_bytes(b"")
+    with pytest.raises(UserError, match="Lightning"):
+        run(ImportSettings(source=str(folder / "model.ckpt"), out=tmp_path / "run"))
+
+
+def test_shards_are_read_by_their_index(tmp_path: Path) -> None:
+    folder = write_public("mdlm", tmp_path / "public")
+    (folder / "model.safetensors").unlink()
+    state = public_state("mdlm", rows_of("mdlm"))
+    names = sorted(state)
+    shards = {"one.safetensors": names[:9], "two.safetensors": names[9:]}
+    for file, part in shards.items():
+        save_file({name: state[name] for name in part}, folder / file)
+    index = {name: file for file, part in shards.items() for name in part}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    assert run(ImportSettings(source=str(folder), out=tmp_path / "run")) == tmp_path / "run"
+    (folder / "two.safetensors").unlink()
+    with pytest.raises(UserError, match=r"two\.safetensors is missing"):
+        run(ImportSettings(source=str(folder), out=tmp_path / "other"))
