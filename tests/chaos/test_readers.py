@@ -167,6 +167,7 @@ def spoiled(content: Any) -> st.SearchStrategy[bytes]:
     return out
 
 
+@pytest.mark.hypothesis  # so that `make fuzz` takes it
 @pytest.mark.parametrize("name", READERS)
 def test_a_reader_reads_or_refuses(name: str, tmp_path: Path) -> None:
     place, content, reader = READERS[name]

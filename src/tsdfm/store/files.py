@@ -55,12 +55,17 @@ def unfinished(path: Path) -> Path:
     return path.with_name(f".{path.name}.tmp-{_here()}-{os.getpid()}")
 
 
-def sweep(folder: Path, name: str = "*") -> None:
-    """Delete what processes of this machine, that have died since, left unfinished in a folder."""
-    for left in folder.glob(f".{glob.escape(name) if name != '*' else name}.tmp-{_here()}-*"):
+def sweep(folder: Path, name: str | None = None) -> None:
+    """Delete what processes of this machine, now dead, left unfinished in a folder, or of one `name` in it."""
+    pattern = "*" if name is None else glob.escape(name)
+    for left in folder.glob(f".{pattern}.tmp-{_here()}-*"):
         pid = left.name.rpartition("-")[2]
-        if not (pid.isdecimal() and alive(int(pid))):
-            shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
+        if pid.isdecimal() and alive(int(pid)):
+            continue
+        if left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)
 
 
 @functools.cache
