@@ -10,7 +10,7 @@ import torch
 
 from tsdfm.engine.settings import LoopSettings
 from tsdfm.errors import UserError
-from tsdfm.store.files import disk, write_json
+from tsdfm.store.files import disk, unfinished, write_json
 from tsdfm.store.manifest import input_sha256, read_manifest, write_manifest
 
 
@@ -69,7 +69,7 @@ def test_missing_things_are_one_line(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
 def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
     path = write_json(tmp_path / "x.json", {"old": 1})
-    (tmp_path / f".x.json.tmp-{os.getpid()}").symlink_to("/dev/full")
+    unfinished(path).symlink_to("/dev/full")
     with pytest.raises(UserError, match="no disk space left"):
         write_json(path, {"new": 2})
     assert json.loads(path.read_text()) == {"old": 1}

@@ -23,13 +23,14 @@ from tsdfm.settings import to_dict
 def run(settings: CorpusSettings) -> Path:
     """Make the corpus and return its folder. A finished corpus of the same settings and inputs is left as it is."""
     from tsdfm.store.files import disk, sync_folder
-    from tsdfm.store.lock import held
+    from tsdfm.store.lock import clear, held
 
     sources, out = settings.all_sources(), settings.out
-    inputs = _local_inputs(sources, out)
+    inputs, lock = _local_inputs(sources, out), out.with_name(f".{out.name}.lock")
     if _finished(settings, inputs):
+        clear(out, lock)
         return _tell(out, " (there already)")
-    with held(out, out.with_name(f".{out.name}.lock")):
+    with held(out, lock):
         if _finished(settings, inputs):  # by another process, in between
             return _tell(out, " (there already)")
         work = out.with_name(f".{out.name}.tmp-corpus")

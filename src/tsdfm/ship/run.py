@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -33,7 +32,7 @@ from tsdfm.store.bundle import (
     unshipped,
 )
 from tsdfm.store.checkpoint import read_state, write_tensors, writing
-from tsdfm.store.files import read_text, sync_file, sync_folder, write_json
+from tsdfm.store.files import read_text, sync_file, sync_folder, unfinished, write_json
 from tsdfm.store.manifest import NAME as MANIFEST
 from tsdfm.store.manifest import read_manifest, versions
 from tsdfm.tokens.tokenizer import FILE as TOKENIZER
@@ -68,8 +67,8 @@ def run(settings: ShipSettings) -> Path:
         raise UserError(f"{out} also holds {more[0]}, which is no part of a bundle: move it, or choose another --out")
     given = read_card(settings.card)
     originals = read_originals(settings)
-    temp = out.with_name(f".{out.name}.tmp-{os.getpid()}")
     with writing(out):
+        temp = unfinished(out)
         temp.mkdir(parents=True)
         try:
             manifest = fill(temp, originals, settings, given)
@@ -194,7 +193,7 @@ def bare(value: Any) -> Any:
 
 def put_in_place(temp: Path, out: Path) -> None:
     """The finished folder takes the place of an older bundle, which goes only then."""
-    old = out.with_name(f".{out.name}.old-{os.getpid()}")
+    old = unfinished(temp)
     if out.exists():
         out.rename(old)
     try:

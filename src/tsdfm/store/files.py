@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
+import glob
 import hashlib
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tsdfm.errors import UserError
+from tsdfm.machine import alive, machine
 from tsdfm.settings import DEEPEST, TOO_DEEP, no_deeper
 
 FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -28,7 +32,7 @@ def write_text(path: str | Path, text: str, *, errors: str = "replace") -> Path:
     path = Path(path)
     with disk(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temp = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+        temp = unfinished(path)
         try:
             with temp.open("w", encoding="utf-8", errors=errors, newline="\n") as file:
                 file.write(text)
@@ -43,6 +47,31 @@ def write_text(path: str | Path, text: str, *, errors: str = "replace") -> Path:
 
 
 MEND = "make it again, or restore it from a copy"
+
+
+def unfinished(path: Path) -> Path:
+    """Where `path` lies until it is whole: beside it, hidden, by the name of this process. Those of dead ones go."""
+    sweep(path.parent, path.name)
+    return path.with_name(f".{path.name}.tmp-{_here()}-{os.getpid()}")
+
+
+def sweep(folder: Path, name: str | None = None) -> None:
+    """Delete what processes of this machine, now dead, left unfinished in a folder, or of one `name` in it."""
+    pattern = "*" if name is None else glob.escape(name)
+    for left in folder.glob(f".{pattern}.tmp-{_here()}-*"):
+        pid = left.name.rpartition("-")[2]
+        if pid.isdecimal() and alive(int(pid)):
+            continue
+        if left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)
+
+
+@functools.cache
+def _here() -> str:
+    """This machine in a few letters."""
+    return hashlib.sha256(machine().encode()).hexdigest()[:8]
 
 
 def read_json(path: str | Path, mend: str = MEND) -> dict[str, Any]:

@@ -32,9 +32,9 @@ from tsdfm.corpus.store import count_documents, read_documents
 from tsdfm.errors import UserError
 from tsdfm.machine import check_memory
 from tsdfm.settings import to_dict
-from tsdfm.store.files import disk, file_sha256, read_json, sync_folder, write_json
+from tsdfm.store.files import disk, file_sha256, read_json, sweep, sync_folder, write_json
 from tsdfm.store.hashes import MEMORY, Known, check_inputs, check_sizes, listed, remember, wrong_size
-from tsdfm.store.lock import held
+from tsdfm.store.lock import clear, held
 from tsdfm.store.manifest import NAME, input_sha256, read_manifest, write_manifest
 from tsdfm.tokens.bpe import gpt2, train_bpe
 from tsdfm.tokens.encode import encode_in_order
@@ -50,6 +50,7 @@ def run(settings: TokensSettings) -> Path:
     """Tokenise a corpus and return the folder of its rows. Run it again after a kill and it goes on where it was."""
     key = _key(settings)
     if _finished(settings.out, key):
+        clear(settings.out)
         return _tell(settings.out, " (there already)")
     with held(settings.out):
         if _finished(settings.out, key):  # by another process, in between
@@ -323,5 +324,5 @@ def _finish(
         terminal.say(
             "note: no held-out rows, so nothing can be evaluated on them: hold out more text (tsdfm corpus --valid)"
         )
-    for left in (settings.out / PROGRESS, *settings.out.glob(".*.tmp-*")):  # the latter from a kill while saving
-        left.unlink(missing_ok=True)
+    (settings.out / PROGRESS).unlink(missing_ok=True)
+    sweep(settings.out)
