@@ -95,9 +95,10 @@ def spec_for(settings: DistilSettings, origin: VelocitySpec, method: Distils) ->
 def begin(task: Task, settings: DistilSettings, origin: FoundWeights) -> None:
     """The weights of step 0: the averaged ones of what the student starts from."""
     assert isinstance(task.model, DDiT)
-    known = spec_in(origin.manifest, origin.place).step_size
+    before = spec_in(origin.manifest, origin.place)
     fit_new = isinstance(settings, StudentSettings) and settings.fresh == "fit"
-    start_from(task.model, origin.weights(), step_size=known, fit=fit_new, where=str(settings.init_from))
+    where = str(settings.init_from)
+    start_from(task.model, origin.weights(), before, step_size=before.step_size, fit=fit_new, where=where)
 
 
 def record_for(settings: DistilSettings, spec: VelocitySpec, method: Distils) -> Record:

@@ -20,7 +20,7 @@ from tsdfm.store.checkpoint import has_checkpoint
 from tsdfm.store.hub import out_of_reach
 from tsdfm.store.manifest import NAME as MANIFEST
 from tsdfm.tokens.bpe import PairTokenizer, gpt2
-from tsdfm.tokens.tokenizer import Tokenizer, load_tokenizer
+from tsdfm.tokens.tokenizer import Tokenizer, is_ours, load_tokenizer
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 PATTERNS = (
@@ -120,7 +120,7 @@ def length_of(config: Mapping[str, Any]) -> int:
 def tokenizer_for(given: Path | None, beside: Path) -> Tokenizer:
     """The tokenizer: of the folder given, of the files beside the weights, or GPT-2's from the hub."""
     if given is not None:
-        return load_tokenizer(given) if (given / "tokenizer.json").is_file() else gpt2(given)
+        return load_tokenizer(given) if is_ours(given) else gpt2(given)
     files = {file.name for file in beside.iterdir()}
     if files & {"vocab.json", "encoder.json"} and files & {"merges.txt", "vocab.bpe"}:
         return gpt2(beside)

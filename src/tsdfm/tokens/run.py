@@ -40,7 +40,7 @@ from tsdfm.tokens.bpe import gpt2, train_bpe
 from tsdfm.tokens.encode import encode_in_order
 from tsdfm.tokens.layout import Encoded, Piece, Place, lay_out
 from tsdfm.tokens.settings import TokensSettings
-from tsdfm.tokens.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
+from tsdfm.tokens.tokenizer import ByteTokenizer, Tokenizer, is_ours, load_tokenizer
 
 PROGRESS = "progress.json"
 FORMAT = 1  # of the shards; a change makes old and new runs different things
@@ -182,10 +182,10 @@ def _tokenizer(settings: TokensSettings) -> Tokenizer:
     made: Tokenizer
     if settings.tokenizer == "byte":
         made = ByteTokenizer()
-    elif settings.tokenizer == "gpt2":
-        made = gpt2(_files(settings))
-    elif (place := _files(settings)) is not None:
+    elif (place := _files(settings)) is not None and (settings.tokenizer == "bpe" or is_ours(place)):
         made = load_tokenizer(place)
+    elif settings.tokenizer == "gpt2":
+        made = gpt2(place)
     else:
         made = train_bpe(_training_texts(settings), settings.vocab_size)
     made.save(home)
