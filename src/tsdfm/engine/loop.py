@@ -53,6 +53,7 @@ def fit(
     record: Record,
     resume: bool = False,
     begin: Callable[[], None] | None = None,
+    beside: Callable[[], object] | None = None,
 ) -> Path:
     """Train `task.model` for `loop.steps` steps and return the folder of the last checkpoint.
 
@@ -64,6 +65,7 @@ def fit(
         out: the run's folder.
         record: what the manifests say.
         begin: what a new run does first, once its folder is its own: to set the weights of step 0, say.
+        beside: writes what a new run has beside its checkpoints, once nothing refuses it any more.
 
     `resume` goes on from the newest checkpoint in `out` (from the start if there is none yet). Without it, a folder
     that has checkpoints is refused, and one that another process holds in any case. SIGINT and SIGTERM finish the step,
@@ -87,6 +89,8 @@ def fit(
             run.restore(store.at(start))
         run.check_best()
         world.on_main(lambda: remember(out, checked))
+        if beside is not None and not start:
+            world.on_main(beside)
         return run.train(feed)
 
 

@@ -24,7 +24,8 @@ from tsdfm.public.run import REST
 from tsdfm.public.settings import ExportSettings
 from tsdfm.store.bundle import FoundWeights, find_member, find_weights
 from tsdfm.store.checkpoint import read_state, read_tensors, write_tensors
-from tsdfm.store.files import disk, write_json, write_text
+from tsdfm.store.files import write_json, write_text
+from tsdfm.store.folder import must_be_new, whole
 from tsdfm.tokens.bpe import GPT2_END, PairTokenizer
 from tsdfm.tokens.tokenizer import Tokenizer, load_tokenizer
 
@@ -34,18 +35,16 @@ WRAPPER = {"mdlm": "backbone.", "sdtt": "backbone.", "duo": "backbone."}  # what
 
 def run(settings: ExportSettings) -> Path:
     """Write the folder, and upload it where that is asked for."""
-    if settings.to.exists() and any(settings.to.iterdir()):
-        raise UserError(f"{settings.to} is not empty: give another --to")
+    must_be_new(settings.to, "--to")
     found = find_weights(settings.model, "student", which="ema", choose="newest")
     spec = spec_in(found.manifest, found.place)
     tokenizer = load_tokenizer(tokenizer_folder(settings.model, found))
     kind, tensors = public_tensors(spec, found)
-    with disk(settings.to):
-        settings.to.mkdir(parents=True, exist_ok=True)
-        written = write_tensors(settings.to / "model.safetensors", tensors)
-        write_json(settings.to / "config.json", config_of(kind, spec, found.manifest))
-        write_tokenizer(tokenizer, settings.to)
-        write_text(settings.to / "README.md", card(kind, spec, found.manifest, written["sha256"]))
+    with whole(settings.to) as temp:
+        written = write_tensors(temp / "model.safetensors", tensors)
+        write_json(temp / "config.json", config_of(kind, spec, found.manifest))
+        write_tokenizer(tokenizer, temp)
+        write_text(temp / "README.md", card(kind, spec, found.manifest, written["sha256"]))
     if settings.push:
         push(settings.to, settings.push)
     told = f"{len(tensors)} tensors in the layout of {kind}, {terminal.short(written['bytes'])} bytes"

@@ -50,6 +50,7 @@ def run(settings: TokensSettings) -> Path:
     """Tokenise a corpus and return the folder of its rows. Run it again after a kill and it goes on where it was."""
     key = _key(settings)
     if _finished(settings.out, key):
+        _tidy(settings.out)
         clear(settings.out)
         return _tell(settings.out, " (there already)")
     with held(settings.out):
@@ -324,5 +325,11 @@ def _finish(
         terminal.say(
             "note: no held-out rows, so nothing can be evaluated on them: hold out more text (tsdfm corpus --valid)"
         )
-    (settings.out / PROGRESS).unlink(missing_ok=True)
-    sweep(settings.out)
+    _tidy(settings.out)
+
+
+def _tidy(out: Path) -> None:
+    """Remove what only unfinished rows need; a kill may have come before this."""
+    if (out / PROGRESS).is_file():
+        (out / PROGRESS).unlink(missing_ok=True)
+    sweep(out)
