@@ -35,7 +35,7 @@ from tsdfm.machine import check_memory
 from tsdfm.settings import to_dict
 from tsdfm.store.files import disk, file_sha256, read_json, sweep, sync_folder, write_json
 from tsdfm.store.hashes import MEMORY, Known, check_inputs, check_sizes, listed, remember, stored, wrong_size
-from tsdfm.store.lock import clear, held
+from tsdfm.store import lock
 from tsdfm.store.manifest import NAME, input_sha256, read_manifest, write_manifest
 from tsdfm.store.parts import Part, part_of
 from tsdfm.tokens.bpe import gpt2, train_bpe
@@ -53,13 +53,13 @@ def run(settings: TokensSettings) -> Path:
     key, part = _key(settings), part_of(settings.part)
     if _finished(settings.out, key):
         _tidy(settings.out)
-        clear(settings.out)
+        lock.clear(settings.out)
         return _tell(settings.out, " (there already)")
     if part is not None:
         from tsdfm.tokens.parts import run_part
 
         return _tell(settings.out) if run_part(settings, key, part) else settings.out
-    with held(settings.out):
+    with lock.held(settings.out):
         if _finished(settings.out, key):  # by another process, in between
             return _tell(settings.out, " (there already)")
         tokenizer, progress = make_shards(settings, key)
@@ -77,7 +77,7 @@ def make_shards(settings: TokensSettings, key: str, part: Part | None = None) ->
     progress = _open_progress(settings, key, part)
     try:
         _check_corpus(settings, progress, part)
-        with held(out, out / ".tokenizer.lock", wait=True):  # the first of several parts makes it for all
+        with lock.held(out, out / ".tokenizer.lock", wait=True):  # the first of several parts makes it for all
             tokenizer = _tokenizer(settings)
     except UserError:
         if fresh:  # nothing was begun: the mended command shall find the way clear
