@@ -319,6 +319,8 @@ def _finish(
         "splits": splits,
     }
     write_manifest(settings.out, stage="tokens", settings=settings, inputs={"corpus": settings.corpus}, extra=extra)
+    if skipped := sum(about["skipped_documents"] for about in splits.values()):
+        terminal.say(f"note: {skipped:,} documents are longer than a row of {settings.length} tokens and are left out")
     if not splits["valid"]["rows"]:
         terminal.say(
             "note: no held-out rows, so nothing can be evaluated on them: hold out more text (tsdfm corpus --valid)"
