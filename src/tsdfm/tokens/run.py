@@ -377,6 +377,8 @@ def finish(settings: TokensSettings, key: str, tokenizer: Tokenizer, progress: d
     }
     whole, inputs = replace(settings, part=None), {"corpus": settings.corpus}
     write_manifest(settings.out, stage="tokens", settings=whole, inputs=inputs, extra=extra)
+    if skipped := sum(about["skipped_documents"] for about in splits.values()):
+        terminal.say(f"note: {skipped:,} documents are longer than a row of {settings.length} tokens and are left out")
     if not splits["valid"]["rows"]:
         terminal.say(
             "note: no held-out rows, so nothing can be evaluated on them: hold out more text (tsdfm corpus --valid)"
