@@ -76,6 +76,23 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
 
 
+def test_a_pipe_is_written_to_and_stays_one(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_json(pipe, {"x": 1})
+    assert json.loads(os.read(reader, 100)) == {"x": 1}
+    os.close(reader)
+    assert pipe.is_fifo()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
+def test_a_full_device_is_told_and_stays_one(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no disk space left"):
+        write_json("/dev/full", {"x": 1})
+    assert Path("/dev/full").is_char_device()
+
+
 def test_a_file_in_the_way_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("a file")
     with pytest.raises(UserError, match="in the way"):

@@ -28,9 +28,16 @@ def write_json(path: str | Path, value: Any) -> Path:
 
 
 def write_text(path: str | Path, text: str, *, errors: str = "replace") -> Path:
-    """The same for text. Half a surrogate pair in it becomes `?`, or with strict `errors` it raises."""
+    """The same for text. Half a surrogate pair in it becomes `?`, or with strict `errors` it raises.
+
+    A device, a pipe or a stream by its name (/dev/stdout) is written to, and never replaced by a file.
+    """
     path = Path(path)
     with disk(path):
+        if path.exists() and (not path.is_file() or path.parent == Path("/dev")):
+            with path.open("w", encoding="utf-8", errors=errors, newline="\n") as file:
+                file.write(text)
+            return path
         path.parent.mkdir(parents=True, exist_ok=True)
         temp = unfinished(path)
         try:

@@ -33,9 +33,9 @@ from tsdfm.corpus.store import count_documents, read_documents, split_files
 from tsdfm.errors import UserError
 from tsdfm.machine import check_memory
 from tsdfm.settings import to_dict
+from tsdfm.store import lock
 from tsdfm.store.files import disk, file_sha256, read_json, sweep, sync_folder, write_json
 from tsdfm.store.hashes import MEMORY, Known, check_inputs, check_sizes, listed, remember, stored, wrong_size
-from tsdfm.store import lock
 from tsdfm.store.manifest import NAME, input_sha256, read_manifest, write_manifest
 from tsdfm.store.parts import Part, part_of
 from tsdfm.tokens.bpe import gpt2, train_bpe
