@@ -2,6 +2,7 @@ import errno
 import hashlib
 import json
 import os
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,6 +75,30 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
         write_json(path, {"new": 2})
     assert json.loads(path.read_text()) == {"old": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes with a name")
+def test_a_pipe_and_a_link_stay_what_they_are(tmp_path: Path) -> None:
+    pipe, link, said = tmp_path / "pipe", tmp_path / "link", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: said.append(pipe.read_text()), daemon=True)
+    reader.start()
+    write_json(pipe, 1)
+    reader.join()
+    assert said == ["1\n"]
+    assert pipe.is_fifo()
+    link.symlink_to("real.json")
+    write_json(link, 2)
+    assert link.is_symlink()
+    assert (tmp_path / "real.json").read_text() == "2\n"
+
+
+@pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="needs names of streams")
+def test_the_names_of_streams(capfd: pytest.CaptureFixture[str]) -> None:
+    write_json("/dev/stdout", "out")
+    write_json("/dev/stderr", "err")
+    assert tuple(capfd.readouterr()) == ('"out"\n', '"err"\n')
+    assert Path("/dev/stdout").is_symlink()
 
 
 def test_a_file_in_the_way_of_a_folder(tmp_path: Path) -> None:
