@@ -107,9 +107,9 @@ def test_a_killed_run_goes_on_and_gives_the_same_bytes(
     stamps = {p: (p.stat().st_ino, p.stat().st_mtime_ns) for p in finished}
     started = []
 
-    def spy(folder, split, start=0):
+    def spy(folder, split, start=0, *more, **named):
         started.append((split, start))
-        return read_documents(folder, split, start)
+        return read_documents(folder, split, start, *more, **named)
 
     monkeypatch.setattr(run_module, "read_documents", spy)
     run(settings(corpus, out, layout=layout))

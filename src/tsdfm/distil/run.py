@@ -56,6 +56,7 @@ def train(settings: DistilSettings, method: Distils) -> Path:
     origin = start_of(settings)
     spec = spec_for(settings, spec_in(origin.manifest, origin.place), method)
     check_rows(spec, rows, "init_from")
+    spec = replace(spec, prompted=rows.prompted)
     with join(settings.loop.device) as world:
         task = method.task(settings, spec, valid_rows(settings.tokens), world)
         return train_rows(
@@ -95,9 +96,10 @@ def spec_for(settings: DistilSettings, origin: VelocitySpec, method: Distils) ->
 def begin(task: Task, settings: DistilSettings, origin: FoundWeights) -> None:
     """The weights of step 0: the averaged ones of what the student starts from."""
     assert isinstance(task.model, DDiT)
-    known = spec_in(origin.manifest, origin.place).step_size
+    before = spec_in(origin.manifest, origin.place)
     fit_new = isinstance(settings, StudentSettings) and settings.fresh == "fit"
-    start_from(task.model, origin.weights(), step_size=known, fit=fit_new, where=str(settings.init_from))
+    where = str(settings.init_from)
+    start_from(task.model, origin.weights(), before, step_size=before.step_size, fit=fit_new, where=where)
 
 
 def record_for(settings: DistilSettings, spec: VelocitySpec, method: Distils) -> Record:

@@ -90,6 +90,8 @@ def _words(name: str, **changed: Any) -> Callable[[], dict[str, Any]]:
     return lambda: {**method(name).words(), **changed}
 
 
+OWN = "tsdfm"
+"""The layout of models that have no public relatives: our own names. What its config says under this name is a spec."""
 KINDS = {
     "mdlm": Kind("ddit", _words("mdlm"), True),
     "sdtt": Kind("ddit", _words("mdlm", method="sdtt"), True),

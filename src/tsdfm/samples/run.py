@@ -12,6 +12,7 @@ from rich.progress import Progress
 
 from tsdfm.errors import UserError
 from tsdfm.samples.defaults import SampleDefaults, manner_of
+from tsdfm.samples.given import as_prompts
 from tsdfm.samples.guide import compass_for, guide_from
 from tsdfm.samples.model import Moment, Samples, TextModel, load
 from tsdfm.samples.prefixes import read_prefixes
@@ -77,7 +78,10 @@ def generate(
     on_pass: Callable[[Moment], None] | None = None,
 ) -> Samples:
     """The texts, with a progress bar on a terminal. What may be left to the model is taken from `manner`."""
-    prefixes = [*settings.prefix, *(read_prefixes(settings.prefix_file) if settings.prefix_file is not None else [])]
+    prompted = model.velocity.spec.prompted
+    prefixes = [*as_prompts([text.replace("\\n", "\n") for text in settings.prompt], prompted), *settings.prefix]
+    if settings.prefix_file is not None:
+        prefixes += read_prefixes(settings.prefix_file, prompted)
     guide = guide_from(settings.guide, settings.compass, settings.navigate, model.velocity, place)
     scorer = None
     if settings.compass is not None and guide is None:

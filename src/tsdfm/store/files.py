@@ -30,7 +30,8 @@ def write_json(path: str | Path, value: Any) -> Path:
 def write_text(path: str | Path, text: str, *, errors: str = "replace") -> Path:
     """The same for text. Half a surrogate pair in it becomes `?`, or with strict `errors` it raises.
 
-    A link stays one, and what it means is written. A pipe or a device takes the text as it comes.
+    A link stays one: what it names is written. A device, a pipe or a stream by its name (/dev/stdout) is written to,
+    and never replaced by a file.
     """
     asked = Path(path)
     with disk(asked):

@@ -111,9 +111,13 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=HOLDERS.start_anew)
 
 
+class InUse(UserError):
+    """Another process holds the folder."""
+
+
 @contextlib.contextmanager
-def held(folder: Path, file: Path | None = None) -> Iterator[Lock]:
-    """Hold a folder, or refuse in one line that says who does. The same thread may ask again.
+def held(folder: Path, file: Path | None = None, *, wait: bool = False) -> Iterator[Lock]:
+    """Hold a folder, or refuse in one line that says who does; with `wait`, once they let go. A thread may ask again.
 
     `file` is the lock's own path where the folder is not there before it is whole.
     """
@@ -122,7 +126,14 @@ def held(folder: Path, file: Path | None = None) -> Iterator[Lock]:
     if known is not None and known.thread == threading.get_ident():
         yield known
         return
-    lock = _take(folder, path)
+    lock = None
+    while lock is None:
+        try:
+            lock = _take(folder, path)
+        except InUse:
+            if not wait:
+                raise
+            time.sleep(LOOK)
     HOLDERS.add(lock)
     try:
         yield lock
@@ -220,7 +231,7 @@ def _gone(holder: dict[str, Any], folder: Path, path: Path) -> bool:
         return True
     else:
         remedy += f"; if you know that it is gone, delete {path}"
-    raise UserError(f"{folder} is in use by {_named(holder)} since {holder.get('since', 'some time')}: {remedy}")
+    raise InUse(f"{folder} is in use by {_named(holder)} since {holder.get('since', 'some time')}: {remedy}")
 
 
 def _alive(holder: dict[str, Any]) -> bool:
