@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from tsdfm import terminal
 from tsdfm.errors import UserError
 from tsdfm.nn.ddit import parameters
@@ -28,6 +30,8 @@ def run(settings: ImportSettings) -> Path:
         kind=settings.kind,
         heads=settings.heads,
         tokenizer=settings.tokenizer,
+        mask=settings.mask,
+        length=settings.length,
     )
     return write_run(found, settings)
 
@@ -42,7 +46,8 @@ def write_run(found: PublicModel, settings: ImportSettings) -> Path:
         inputs={},
         extra={"model": found.spec.plain(), "origin": found.origin, "config": dict(found.config)},
     )
-    net = found.spec.network()
+    with torch.device("meta"):
+        net = found.spec.network()
     wrong = sorted(net.state_dict().keys() ^ weights.keys())
     assert not wrong, wrong
     found.tokenizer.save(settings.out / "tokenizer")
