@@ -7,7 +7,7 @@ export HF_HUB_OFFLINE ?= 1
 
 SEED := $(or $(SEED),$(shell date +%s))
 
-.PHONY: demo test fuzz lint docs setup dev clean
+.PHONY: demo test fuzz chaos lint docs setup dev clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -35,6 +35,9 @@ test: dev
 fuzz: dev  # other examples each time; a failure is repeated by the seed it was found with
 	@echo "make fuzz SEED=$(SEED)"
 	$(BIN)/python -m pytest -n 2 -m hypothesis --hypothesis-profile fuzz --hypothesis-seed $(SEED)
+
+chaos: dev  # bad input and faults of every kind, on everything that reads or writes
+	$(BIN)/python tests/chaos/campaign.py
 
 lint: dev
 	$(BIN)/ruff check .

@@ -140,6 +140,14 @@ VERBS = {
         )
         for name, made in TABLES.items()
     },
+    "report seeds": Verb(
+        "tsdfm.report.commands.seeds:SeedsSettings",
+        "tsdfm.report.commands.seeds:run",
+        "join a table made with several seeds into one of means",
+        positional="tables",
+        epilog="tsdfm report seeds runs/a runs/b --name neighbours --out runs/both",
+        json=True,
+    ),
     "report page": Verb(
         "tsdfm.report.settings:PageSettings",
         "tsdfm.report.page.build:run",

@@ -89,9 +89,9 @@ class Chain:
     def stats(self, step: int | None) -> Stats | None:
         return None
 
-    def policy(self, step: int, stats: Stats | None) -> Policy:
-        """The midpoint policy at a step of the training."""
-        return Blind(self.jump, self.held)
+    def policy(self, step: int, stats: Stats | None, given: Tensor | None = None) -> Policy:
+        """The midpoint policy at a step of the training; what is `given` [n, L] stays, besides the anchor."""
+        return Blind(self.jump, self.held if given is None else given)
 
     def __call__(
         self, teacher: nn.Module, states: States, step: int, stats: Stats | None
@@ -105,7 +105,8 @@ class Chain:
 
     def target(self, teacher: nn.Module, states: States, step: int, stats: Stats | None) -> Target | None:
         """The distribution of the large steps' learned positions, or None where there is no such row."""
-        rows, policy = states.large, self.policy(step, stats)
+        rows, given = states.large, None if states.given is None else states.given[: states.large]
+        policy = self.policy(step, stats, given)
         if rows == 0 and sharded_module(teacher) and states.most > 0:
             # other processes may have some, and every call of a sharded network is a joint one
             rows, policy = 1, Blind(self.jump)

@@ -25,10 +25,13 @@ from tsdfm.kernels.head import Head, padded
 
 
 def may_record(policy: Policy, x_t: Tensor) -> bool:
-    """Can a target by this policy be recorded? Not where the host would look at the device's numbers, or does more."""
+    """Can a target by this policy be recorded? Not where the host would look at the device's numbers, or does more.
+
+    What is held must be the same in every step: prompts are not.
+    """
     if not (kernels.on(x_t, "draw") and kernels.on(x_t, "head")):
         return False
-    if not isinstance(policy, Blind):
+    if not isinstance(policy, Blind) or (policy.held is not None and policy.held.ndim > 1):
         return False
     if not isinstance(policy, Navigated):
         return True

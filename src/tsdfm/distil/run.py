@@ -56,6 +56,7 @@ def train(settings: DistilSettings, method: Distils) -> Path:
     origin = start_of(settings)
     spec = spec_for(settings, spec_in(origin.manifest, origin.place), method)
     check_rows(spec, rows, "init_from")
+    spec = replace(spec, prompted=rows.prompted)
     with join(settings.loop.device) as world:
         task = method.task(settings, spec, valid_rows(settings.tokens), world)
         return train_rows(

@@ -36,8 +36,9 @@ class VelocitySpec(Settings):
     `time` and `step_size` say whether it sees t and h (a network that does not see t is told 0); `clock` is how it is
     told the time, as t or as σ = −log κ (`flow.schedule.sigma`); `logits` is what its answer means (`flow.logits`), and
     with `shift` the one at i is read off the hidden state of i − 1; with `latent` it is told a number that belongs to
-    the text; `method` is how it was trained, in how many `rounds` of distillation where it has such, and `jump` how it
-    writes unless told otherwise. A network that is a `decoder` instead of a DDiT has sizes of its own.
+    the text; a `prompted` one learned answers to prompts, which a newline ends; `method` is how it was trained, in how
+    many `rounds` of distillation where it has such, and `jump` how it writes unless told otherwise. A network that is a
+    `decoder` instead of a DDiT has sizes of its own.
     """
 
     shape: Shape
@@ -56,6 +57,7 @@ class VelocitySpec(Settings):
     rounds: int = option(0, "rounds of distillation", low=0)
     shift: bool = False
     latent: bool = False
+    prompted: bool = False
     decoder: DecoderShape | None = None
 
     def flow_source(self) -> Source:
@@ -86,7 +88,8 @@ class VelocitySpec(Settings):
         Fields that came later are left out at their default, so that older checkpoints go on.
         """
         plain = replace(self, shape=replace(self.shape, checkpoint=False)).plain()
-        later = {"time": True, "clock": "t", "logits": "plain", "shift": False, "latent": False, "decoder": None}
+        later = {"time": True, "clock": "t", "logits": "plain", "shift": False, "latent": False}
+        later |= {"prompted": False, "decoder": None}
         return {
             name: value
             for name, value in plain.items()

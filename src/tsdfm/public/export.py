@@ -25,7 +25,8 @@ from tsdfm.public.run import REST
 from tsdfm.public.settings import ExportSettings
 from tsdfm.store.bundle import FoundWeights, find_member, find_weights
 from tsdfm.store.checkpoint import read_state, read_tensors, write_tensors
-from tsdfm.store.files import disk, write_json, write_text
+from tsdfm.store.files import write_json, write_text
+from tsdfm.store.folder import must_be_new, whole
 from tsdfm.tokens.bpe import GPT2_END, PairTokenizer
 from tsdfm.tokens.tokenizer import Tokenizer, load_tokenizer
 
@@ -34,8 +35,7 @@ WRAPPER = {"mdlm": "backbone.", "sdtt": "backbone.", "duo": "backbone."}  # what
 
 def run(settings: ExportSettings) -> Path:
     """Write the folder, and upload it where that is asked for."""
-    if settings.to.exists() and any(settings.to.iterdir()):
-        raise UserError(f"{settings.to} is not empty: give another --to")
+    must_be_new(settings.to, "--to")
     if settings.push:
         check_name(settings.push)
     found = find_weights(settings.model, "student", which="ema", choose="newest")
@@ -58,12 +58,11 @@ def write_folder(
 ) -> str:
     """Write a model of `weights` under our names, and what an import kept beside them; says in words what it wrote."""
     kind, tensors = public_tensors(spec, weights, manifest, rest)
-    with disk(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        written = write_tensors(folder / "model.safetensors", tensors)
-        write_json(folder / "config.json", config_of(kind, spec, manifest))
-        write_tokenizer(tokenizer, folder)
-        write_text(folder / "README.md", card(kind, spec, manifest, written["sha256"]))
+    with whole(folder) as temp:
+        written = write_tensors(temp / "model.safetensors", tensors)
+        write_json(temp / "config.json", config_of(kind, spec, manifest))
+        write_tokenizer(tokenizer, temp)
+        write_text(temp / "README.md", card(kind, spec, manifest, written["sha256"]))
     return f"{len(tensors)} tensors in the layout of {kind}, {terminal.short(written['bytes'])} bytes"
 
 

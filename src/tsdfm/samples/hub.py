@@ -36,6 +36,7 @@ def push_model(velocity: Velocity, tokenizer: Tokenizer, name: str) -> None:
     manifest = read_manifest(place) if known and place is not None else {}
     rest = left_over(place) if place is not None else {}
     weights = {key: tensor.detach().cpu() for key, tensor in velocity.net.state_dict().items()}
-    with tempfile.TemporaryDirectory() as folder:
-        write_folder(Path(folder), velocity.spec, tokenizer, weights, manifest, rest)
-        push(Path(folder), name, kept=False)
+    with tempfile.TemporaryDirectory() as temp:
+        folder = Path(temp) / "model"
+        write_folder(folder, velocity.spec, tokenizer, weights, manifest, rest)
+        push(folder, name, kept=False)

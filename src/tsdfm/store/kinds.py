@@ -44,13 +44,26 @@ class Manifest(TypedDict):
     step: NotRequired[Count | None]
 
 
+class CorpusFile(TypedDict):
+    """One file of a split. `members`: where in it a reader can begin, and how many documents lie before that."""
+
+    file: str
+    documents: Count
+    characters: Count
+    sha256: Sha256
+    bytes: Count
+    members: NotRequired[list[list[Count]]]
+
+
 class CorpusSplit(TypedDict):
-    """The documents of a split."""
+    """The documents of a split: in one file, or in the `files` of its parts."""
 
     documents: Count
     characters: Count
     sha256: Sha256
     bytes: NotRequired[Count]
+    members: NotRequired[list[list[Count]]]
+    files: NotRequired[list[CorpusFile]]
 
 
 class Splits(TypedDict):
@@ -69,10 +82,11 @@ class CorpusManifest(Manifest):
 
 
 class Shard(TypedDict):
-    """One file of rows."""
+    """One file of rows; one that does not end with a whole row says how many `tokens` it holds."""
 
     file: str
     rows: Count
+    tokens: NotRequired[Count]
     characters: NotRequired[Count]
     sha256: Sha256
 

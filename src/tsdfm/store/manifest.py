@@ -89,20 +89,24 @@ def describe(path: Path) -> dict[str, str]:
     return {"path": str(path), "sha256": input_sha256(path)}
 
 
-def input_sha256(path: Path) -> str:
+def input_sha256(path: Path, known: Mapping[str, str] | None = None) -> str:
     """sha256 of a file; of an artifact folder, the sha256 of its manifest, which itself holds the hashes of the rest.
 
     A plain folder (a user's own texts) has no manifest: there it covers each file's relative name and content.
+    Hashes that are `known`, by path, are not computed again.
     """
+    known = known or {}
     if path.is_file():
-        return file_sha256(path)
+        return known.get(str(path)) or file_sha256(path)
     if (path / NAME).is_file():
         return file_sha256(path / NAME)
     if not path.is_dir():
         raise UserError(f"no file or folder at {path}")
     whole = hashlib.sha256()
     for file in sorted(p for p in path.rglob("*") if p.is_file()):
-        whole.update(os.fsencode(file.relative_to(path).as_posix()) + f"\0{file_sha256(file)}\n".encode())
+        whole.update(
+            os.fsencode(file.relative_to(path).as_posix()) + f"\0{known.get(str(file)) or file_sha256(file)}\n".encode()
+        )
     return whole.hexdigest()
 
 

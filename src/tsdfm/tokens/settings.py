@@ -8,6 +8,7 @@ from typing import Literal
 
 from tsdfm.errors import UserError
 from tsdfm.settings import ModelPath, Settings, option, required
+from tsdfm.store.parts import part_of
 
 Layout = Literal["packed", "document", "prompt"]
 SMALLEST_BPE = 257  # every byte and end-of-text
@@ -39,9 +40,11 @@ class TokensSettings(Settings):
     workers: int = option(
         0, "threads that tokenise (0: one for each core); the result does not depend on it", low=0, high=1024
     )
+    part: str | None = option(None, "make one part of several, i/n from 0/n to (n-1)/n, each by a process of its own")
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        part_of(self.part)
         if self.tokenizer == "bpe" and self.vocab_size < SMALLEST_BPE:
             raise UserError(f"a byte-level BPE needs a vocab_size of at least {SMALLEST_BPE}, not {self.vocab_size}")
         if self.tokenizer == "byte" and self.tokenizer_files is not None:
