@@ -59,6 +59,7 @@ def test_a_list_of_prefixes(source: str) -> None:
         ({"prefix": ["a", 3]}, "prefixes are texts, not int"),
         ({"prefix": b"Mia"}, "prefixes are texts, not int"),
         ({"prefix": "a", "prompts": "b"}, "another word for prefix"),
+        ({"prompts": []}, "the list of prompts is empty"),
         ({"prefix": ["a"], "infill": ["{1}"]}, "either a prefix or an infill"),
     ],
 )
@@ -127,6 +128,31 @@ def test_prompts_and_json_on_the_command_line(
     assert json.loads(spoken([*words, "--json", "--prefix-file", "-"], capsys))["texts"] == made["texts"]
     said = spoken([*words, "--prompt", "Mia"], capsys)
     assert "text 1, seed 4, 2 passes" in said
+    typed = json.loads(spoken([*words, "--json", "--prompt", "Mia\\nhas", "--prefix", "Mia\\n"], capsys))["texts"]
+    assert [text["prefix"] for text in typed[::2]] == ["Mia\nhas", "Mia\\n"]  # only a prompt reads \n as a newline
+
+
+def test_prompts_of_a_model_that_learned_answers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A newline ends the prompt, as in training; a prefix is left as it is; something must be left to write."""
+    model = tiny_model(source="mask", prompted=True)
+    made = model.sample(n=3, steps=2, prompts=["Mia?", "Tom?\n"], batch=4)
+    assert made.prefix == [*["Mia?\n"] * 3, *["Tom?\n"] * 3]
+    assert made.texts == model.sample(n=3, steps=2, prefix=["Mia?\n", "Tom?\n"]).texts
+    assert model.sample(steps=2, prefix="Mia?").prefix == ["Mia?"]
+    save_run(tmp_path / "run", tiny_spec(source="mask", prompted=True))
+    words = ["sample", str(tmp_path / "run"), "--device", "cpu", "--n", "1", "--steps", "2", "--json"]
+    file = tmp_path / "asked.jsonl"
+    file.write_text('{"prompt": "Ben?"}\n{"prefix": "Ben"}\n')
+    told = json.loads(spoken([*words, "--prompt", "Mia?", "--prefix-file", str(file)], capsys))["texts"]
+    assert [text["prefix"] for text in told] == ["Mia?\n", "Ben?\n", "Ben"]
+    room = model.velocity.spec.length - model.velocity.spec.anchor
+    for text, said in (("a" * (room - 1), "no room is left for its answer"), ("a" * room, "shorten it")):
+        assert main([*words, "--prompt", text]) == 2
+        error = capsys.readouterr().err.strip()
+        assert said in error
+        assert len(error.splitlines()) == 1
 
 
 def test_a_stream_is_json_lines_where_there_is_no_terminal(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

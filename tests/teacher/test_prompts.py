@@ -16,6 +16,7 @@ import tsdfm
 from tsdfm.cli import main
 from tsdfm.corpus.run import run as make_corpus
 from tsdfm.corpus.settings import CorpusSettings
+from tsdfm.distil.task import StudentTask
 from tsdfm.engine.distributed import Processes
 from tsdfm.engine.settings import LoopSettings, OptimSettings
 from tsdfm.engine.task import Context
@@ -205,10 +206,15 @@ def test_fine_tuning_resumes_and_answers(tuned: Any, tmp_path: Path) -> None:
     assert all(text.startswith(asked[n // 2]) for n, text in enumerate(made.texts))
 
 
-def test_students_do_not_take_prompts_yet(
-    sums: tuple[Path, Path], tuned: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_task_that_would_learn_prompts_is_refused(
+    sums: tuple[Path, Path],
+    tuned: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One line, and nothing is begun."""
+    monkeypatch.setattr(StudentTask, "prompts", False)
     teacher = settings_for(sums[1], tmp_path / "teacher", 2)
     kept = {f.name: getattr(teacher, f.name) for f in dataclasses.fields(teacher) if f.name not in ("epsilon", "short")}
     method("dfm").train(method("dfm").settings(**{**kept, "source": "mask"}))

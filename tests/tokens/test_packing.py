@@ -125,6 +125,14 @@ def test_a_killed_run_goes_on_and_gives_the_same_bytes(
     assert [read_manifest(out)[k] for k in same] == [read_manifest(clean)[k] for k in same]
 
 
+def test_what_a_kill_after_the_manifest_left_goes(corpus: Path, tmp_path: Path) -> None:
+    out = run(settings(corpus, tmp_path / "out", tokenizer="byte", shard_rows=128))
+    names = sorted(p.name for p in out.iterdir())
+    (out / "progress.json").write_text("{}")
+    run(settings(corpus, out, tokenizer="byte", shard_rows=128))
+    assert sorted(p.name for p in out.iterdir()) == names
+
+
 def test_a_kill_from_outside_at_no_chosen_moment(corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "killed"
     process = Child(packs, corpus, out, "slow", 0, "packed")

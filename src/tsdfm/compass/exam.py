@@ -73,10 +73,11 @@ class Exam:
 
     def walk(self, numbers: Tensor, stream: int) -> tuple[Walk, RowNoise]:
         """The walks of questions `numbers` [B], and noise to go on with."""
-        tokens = self.rows.take((numbers * stride(len(self.rows)) % len(self.rows)).numpy()).astype(np.int64)
+        picks = (numbers * stride(len(self.rows)) % len(self.rows)).numpy()
+        given = torch.from_numpy(self.rows.given(picks)).to(self.device) if self.rows.prompted else None
         noise = RowNoise(self.seed, numbers.to(self.device), stream)
-        x_1 = torch.from_numpy(tokens).to(self.device)
-        made = walk(x_1, self.spec.flow_source(), self.spec.flow_schedule(), self.spec.anchor, noise)
+        x_1 = torch.from_numpy(self.rows.take(picks).astype(np.int64)).to(self.device)
+        made = walk(x_1, self.spec.flow_source(), self.spec.flow_schedule(), self.spec.anchor, noise, given)
         return made, noise
 
     def pairs(self, score: Score, numbers: Tensor) -> PairScores:
@@ -133,7 +134,7 @@ def true_and_jumps(
     """
     x_t, x_next = states.at(t), states.at(t + h)
     u = noise.uniform((len(t), n, x_t.shape[1], 2)).to(x_t.device)
-    jumps = propose(proposer, x_t, t, h, u, proposer.jump(jump))
+    jumps = propose(proposer, x_t, t, h, u, proposer.jump(jump), states.given)
     return torch.cat([x_next[:, None], jumps], dim=1), (jumps == x_next[:, None]).all(-1)
 
 

@@ -79,7 +79,7 @@ class Pairs:
         """How many positions to change [M]: the rate times the revealed ones, the floor at least, and never none."""
         revealed = self.revealed.sum(-1)
         settings = self.kit.settings
-        of = revealed if settings.floor_of == "revealed" else torch.full_like(revealed, self.x_t.shape[1])
+        of = revealed if settings.floor_of == "revealed" else self.walk.room()
         wanted = torch.maximum(self.rate * revealed, settings.floor * of.to(self.rate.dtype))
         return (wanted + 0.5).floor().to(torch.int64).clamp(min=1)
 
@@ -116,7 +116,7 @@ def velocity_step(pairs: Pairs) -> Tensor:
     if pairs.kit.settings.forward == "reconstruct":
         return reconstruct(teacher, back, t - h, lost, pairs.uniform_like())
     u = pairs.uniform(1, pairs.x_t.shape[1], 2)
-    return propose(teacher, back, t - h, h, u, teacher.jump("euler"))[:, 0]
+    return propose(teacher, back, t - h, h, u, teacher.jump("euler"), pairs.walk.given)[:, 0]
 
 
 def random_replace(pairs: Pairs) -> Tensor:

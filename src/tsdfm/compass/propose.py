@@ -22,11 +22,13 @@ ROOM = {"cpu": 1 << 24, "cuda": 1 << 29}  # logits alive at once
 
 
 @torch.no_grad()
-def propose(velocity: Velocity, x: Tensor, t: Tensor, h: Tensor, u: Tensor, jump: Jump) -> Tensor:
+def propose(
+    velocity: Velocity, x: Tensor, t: Tensor, h: Tensor, u: Tensor, jump: Jump, given: Tensor | None = None
+) -> Tensor:
     """N jumps [B, N, L] from each state x [B, L] at t [B] over h [B], by uniforms u [B, N, L, 2].
 
-    Equal to `jump.move(x, read, t, h, u[:, n])` for each n, where `read` is what the jump reads at x; anchor positions
-    stay. The jump must decide position by position.
+    Equal to `jump.move(x, read, t, h, u[:, n])` for each n, where `read` is what the jump reads at x; anchor positions,
+    and what is `given` [B, L], stay. The jump must decide position by position.
     """
     if not isinstance(jump, PositionJump) or isinstance(jump, Remembers):
         raise UserError("a jump that looks at a whole text cannot propose several states: use euler or cumulative")
@@ -34,6 +36,7 @@ def propose(velocity: Velocity, x: Tensor, t: Tensor, h: Tensor, u: Tensor, jump
     xs, ts, hs = (y.repeat_interleave(u.shape[1], 0) for y in (x, t, h))
     can = jump.needs(xs, ts, hs, u.flatten(0, 1)).view(u.shape[:3])
     can[..., : velocity.spec.anchor] = False
+    can = can if given is None else can & ~given[:, None]
     out = x[:, None].expand(-1, u.shape[1], -1).clone()
     b, n, l = can.nonzero(as_tuple=True)
     for part in parts(len(b), velocity):

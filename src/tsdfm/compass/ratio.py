@@ -11,6 +11,7 @@ out would tilt that ratio; no accuracy can be asked of them, so there they are l
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +40,8 @@ def step_times(rows: Tensor, seed: int, settings: RatioSettings, noise: RowNoise
 class RatioTask:
     """What the training loop asks for, under objective `ratio`."""
 
+    prompts: ClassVar[bool] = True
+
     def __init__(
         self,
         settings: CompassSettings,
@@ -58,7 +61,7 @@ class RatioTask:
     def loss(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Mapping[str, Tensor]]:
         """−log e^{−E(x_{t+h})} / Σ e^{−E} + λ·E(x_{t+h})², the mean over rows."""
         ratio, noise = self.settings.ratio, RowNoise(self.seed, batch.rows)
-        states = walk(batch.tokens, self.source, self.schedule, self.spec.anchor, noise)
+        states = walk(batch.tokens, self.source, self.schedule, self.spec.anchor, noise, batch.given)
         t, h = step_times(batch.rows, self.seed, ratio, noise)
         x, _ = true_and_jumps(states, noise, self.proposer, t, h, ratio.n, ratio.jump)
         energies = model(x.flatten(0, 1)).view(x.shape[:2])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -47,6 +48,8 @@ def make_negatives(
 class CompassTask:
     """What the training loop asks for, under objective `nce`."""
 
+    prompts: ClassVar[bool] = True
+
     def __init__(
         self,
         settings: CompassSettings,
@@ -72,7 +75,7 @@ class CompassTask:
     def states(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """[B, N + 2, L]: the positive, its earlier state, its negatives; δ [B]; what is void [B, N] and [B]."""
         settings, noise = self.settings, RowNoise(self.seed, batch.rows)
-        states = walk(batch.tokens, self.source, self.schedule, self.spec.anchor, noise)
+        states = walk(batch.tokens, self.source, self.schedule, self.spec.anchor, noise, batch.given)
         t = positive_times(batch.rows, self.seed, settings.clean, noise)
         delta = noise.uniform((len(t),)).to(t.device) * (settings.delta_max - settings.delta_min) + settings.delta_min
         x_t = states.at(t)

@@ -23,16 +23,17 @@ def run(settings: CorpusSettings) -> Path:
     A finished corpus of the same settings and inputs is left as it is.
     """
     from tsdfm.corpus.parts import run_part
-    from tsdfm.store.lock import held
+    from tsdfm.store.lock import clear, held
     from tsdfm.store.parts import part_of
 
     sources, out = settings.all_sources(), settings.out
-    inputs = _local_inputs(sources, out)
+    inputs, lock = _local_inputs(sources, out), out.with_name(f".{out.name}.lock")
     if (part := part_of(settings.part)) is not None:
         return tell(out) if run_part(settings, part) else out
     if _finished(settings, inputs):
+        clear(out, lock)
         return tell(out, " (there already)")
-    with held(out, out.with_name(f".{out.name}.lock")):
+    with held(out, lock):
         if _finished(settings, inputs):  # by another process, in between
             return tell(out, " (there already)")
         _make(settings, sources, inputs)

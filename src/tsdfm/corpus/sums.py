@@ -40,6 +40,7 @@ STEPS = {
 }
 ASIDES = ("{other} has {n} {others}.", "{she} is {n} years old.", "It has rained for {n} days.")
 QUESTIONS = ("How many {things} does {name} have now?", "How many {things} are left for {name}?")
+SIGNS = {"+": 3, "-": 3, "*": 1, "/": 1}  # how often each is drawn
 EQUATION = re.compile(r"<<(\d+)([-+*/])(\d+)=(\d+)>>")
 ANSWER = "#### "
 
@@ -121,6 +122,8 @@ class Sums:
     factors: tuple[int, ...]
     asides: float  # the chance of a sentence beside the point
     share: float = 1.0  # of the story world's names and things
+    signs: str = "".join(SIGNS)
+    ways: int | None = None  # how many wordings of each sentence are used; none: all
 
     @functools.cached_property
     def words(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
@@ -141,7 +144,7 @@ class Sums:
         she, her, self_ = ("She", "her", "herself") if name in women else ("He", "him", "himself")
 
         def say(ways: tuple[str, ...], n: int = 0) -> str:
-            return rng.choice(ways).format(
+            return rng.choice(ways[: self.ways]).format(
                 name=name, other=other, n=n, things=noun(n or 2, thing), others=noun(n, aside),
                 she=she, she_=she.lower(), her=her, herself=self_,
             )  # fmt: skip
@@ -154,7 +157,7 @@ class Sums:
     def _steps(self, rng: random.Random) -> tuple[Step, ...]:
         found = []
         for _ in range(rng.choice(self.steps)):
-            sign = rng.choices("+-*/", weights=(3, 3, 1, 1))[0]
+            sign = rng.choices(self.signs, weights=[SIGNS[sign] for sign in self.signs])[0]
             found.append(Step(sign, rng.choice(self.factors) if sign in "*/" else rng.randint(1, self.largest)))
         return tuple(found)
 
@@ -165,13 +168,14 @@ class Sums:
         return hashlib.sha256(repr(told).encode()).hexdigest()
 
 
+TINY = Sums(name="tiny", steps=(3, 4), most=20, largest=9, factors=(), asides=0.0, share=0.1, signs="+-", ways=2)
 SMALL = Sums(name="small", steps=(2, 3), most=20, largest=9, factors=(2, 3), asides=0.25, share=0.2)
 LARGE = Sums(name="large", steps=(2, 3, 4), most=100, largest=30, factors=(2, 3, 4, 5), asides=0.5)
-WORLDS = {world.name: world for world in (SMALL, LARGE)}
+WORLDS = {world.name: world for world in (TINY, SMALL, LARGE)}
 
 
 def sums_named(name: str) -> Sums:
-    """A world of sums by its name: `small` (what two cores learn in minutes) or `large`."""
+    """A world of sums by its name: `tiny` (what two cores learn in minutes), `small` or `large`."""
     if name not in WORLDS:
         raise UserError(f"unknown world of sums {name!r}{nearest(name, WORLDS)}")
     return WORLDS[name]

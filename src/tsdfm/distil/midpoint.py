@@ -26,6 +26,7 @@ from tsdfm.distil.navigate import (
     blind_move,
     candidates,
     mean_entropy,
+    mean_over,
     refine,
     safeguard,
     select,
@@ -108,11 +109,15 @@ class Scene:
 
 @dataclass(frozen=True)
 class Navigated(Blind):
-    """What the navigated policies share. Above τ: choose a state, refine it, keep what the compass lets by."""
+    """What the navigated policies share. Above τ: choose a state, refine it, keep what the compass lets by.
+
+    `learned`: only the free positions were ever learned, as in rows with a prompt, so that only they have an entropy.
+    """
 
     settings: NavigateSettings = NavigateSettings()  # noqa: RUF009 (frozen)
     compass: Energy | None = None
     stats: Stats | None = None
+    learned: bool = False
     explores: ClassVar[bool] = True
     refines: ClassVar[bool] = True
 
@@ -162,7 +167,8 @@ class Navigated(Blind):
         settings, rows, logits = self.settings, scene.rows, scene.logits
         entropy = None
         if settings.delta_t > 0:
-            entropy = mean_entropy(logits, rows) if scene.survey is None else scene.survey.entropy.mean(-1)
+            free, known = scene.free[rows] if self.learned else None, scene.survey
+            entropy = mean_entropy(logits, rows, free) if known is None else mean_over(known.entropy, free)
         temperature = temperatures(entropy, len(rows), logits.shape[-1], settings, logits.device)
         u = scene.uniforms(CANDIDATES, (len(rows), settings.k, logits.shape[1], 2))
         energies: Tensor | None
@@ -278,13 +284,14 @@ def policy_from(
     compass: Energy | None = None,
     held: Tensor | None = None,
     stats: Stats | None = None,
+    learned: bool = False,
 ) -> Policy:
     """A policy from its name: `blind`, `sequence`, `token` or `sequence-to-token`."""
     if name == "blind":
         return Blind(jump, held)
     if name not in POLICIES:
         raise UserError(f'unknown policy "{name}": use blind, {", ".join(POLICIES)}')
-    made: Policy = POLICIES[name](jump, held, settings or NavigateSettings(), compass, stats)
+    made: Policy = POLICIES[name](jump, held, settings or NavigateSettings(), compass, stats, learned)
     return made
 
 

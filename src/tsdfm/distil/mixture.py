@@ -24,8 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from tsdfm.compass.propose import propose
-from tsdfm.distil.answers import answer, in_chunks, log_probability, own_answer, own_tokens, read
+from tsdfm.distil.answers import answer, in_chunks, log_probability, own_answer
 from tsdfm.distil.chain import send
+from tsdfm.distil.meaning import own_tokens, read
 from tsdfm.distil.midpoint import near
 from tsdfm.distil.parts import Late, States, Teacher
 from tsdfm.distil.stats import Stats
@@ -35,7 +36,7 @@ from tsdfm.flow import CumulativeJump, RowNoise, draw
 from tsdfm.kernels.fused import CrossEntropy, Divergence, Objective, Target
 from tsdfm.kernels.reward import Together
 from tsdfm.nn.velocity import Velocity, VelocitySpec
-from tsdfm.tokens.loader import Batch, HostBatch
+from tsdfm.tokens.loader import Batch
 
 STEP_STREAM = 15  # the teacher's step, and the draw after it
 
@@ -92,7 +93,7 @@ class OneStep:
         t, h = send([states.t, states.h], states.x_t)
         noise = RowNoise(self.seed, rows, STEP_STREAM + states.noise.stream)
         u = noise.uniform((len(rows), 1, spec.length, 2)).to(t.device)
-        x_u = propose(self.velocity, states.x_t, t, h, u, self.jump)[:, 0]
+        x_u = propose(self.velocity, states.x_t, t, h, u, self.jump, states.given)[:, 0]
         latent = noise.uniform((len(rows),)).to(t.device, torch.float32)
         law = answer(average, spec, x_u, t + h, h, latent)
         chance = noise.uniform((len(rows), spec.length)).to(t.device)[:, spec.anchor :].flatten()
@@ -100,6 +101,7 @@ class OneStep:
         known = (t + h >= 1.0)[:, None].expand_as(x_u)
         if self.jump.source.mask is not None:
             known = known | (x_u != self.jump.source.mask)
+        known = known if states.given is None else known | states.given
         x = torch.where(known, x_u, torch.cat([x_u[:, : spec.anchor], drawn], dim=1))
         return Goal(x, law, known)
 
@@ -143,8 +145,7 @@ class MixtureTask(StudentTask):
         self.mixture, self.data = mixture, data
 
     def loss(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Mapping[str, Tensor]]:
-        numbers = batch.numbers if isinstance(batch, HostBatch) else batch.rows.cpu()
-        found = self.states(batch.tokens, batch.rows, numbers, self.times.large(numbers, step), step)
+        found = self.begin(batch, step)
         goal = self.rollout.goal(self.teacher.at(step), found)
         measured: dict[str, Tensor] = {}
         many = self.many(found)
@@ -165,7 +166,8 @@ class MixtureTask(StudentTask):
         latent = noise.uniform((len(found.x_t), m)).T.flatten().to(found.x_t.device, torch.float32)
         x_1, x_t, t, h = (x.repeat(m, *[1] * (x.ndim - 1)) for x in (found.x_1, found.x_t, found.t, found.h))
         numbers, cut = found.numbers.repeat(m), m * found.cut
-        return States(x_1, x_t, t, h, len(x_t), len(x_t), found.noise, numbers, found.anchor, cut, None, latent)
+        given = None if found.given is None else found.given.repeat(m, 1)
+        return States(x_1, x_t, t, h, len(x_t), len(x_t), found.noise, numbers, found.anchor, cut, None, latent, given)
 
     def mixed(self, found: States, goal: Goal, law: Target, measured: dict[str, Tensor]) -> tuple[Objective, Tensor]:
         """The objective of M·N positions: weights that say which λ explains a text best, and the goal's law."""
@@ -174,6 +176,7 @@ class MixtureTask(StudentTask):
         counts = torch.ones_like(known)
         if self.source.mask is not None:
             counts = (found.x_t[:, free] == self.source.mask).double()
+        counts = counts if found.given is None else counts * ~found.given[:, free]
 
         def evidence(x: Tensor) -> Tensor:
             """S [M, B]: the log-probability of texts x [B, L] under each λ."""

@@ -136,13 +136,20 @@ def survey(logits: Tensor, rows: Tensor, u: Tensor | None) -> Survey:
     return Survey(*(x.view(-1, length) for x in (found.entropy, found.confidence, found.top, fresh)))
 
 
-def mean_entropy(logits: Tensor, rows: Tensor) -> Tensor:
-    """Line 5: the entropy of p(x_1[i] | x_t) in nats, averaged over the positions, [n] float64."""
+def mean_entropy(logits: Tensor, rows: Tensor, free: Tensor | None = None) -> Tensor:
+    """Line 5: the entropy of p(x_1[i] | x_t) in nats, averaged over all or the `free` [n, L] positions, [n] float64."""
     length, vocab = logits.shape[1:]
     flat = logits.reshape(-1, vocab)
     place = (rows[:, None] * length + torch.arange(length, device=rows.device)).flatten()
     found = [entropies(flat[place[part]]) for part in pieces(len(place), vocab, logits.device)]
-    return torch.cat(found).view(-1, length).double().mean(-1)
+    return mean_over(torch.cat(found).view(-1, length).double(), free)
+
+
+def mean_over(each: Tensor, free: Tensor | None) -> Tensor:
+    """The mean of values [n, L] over all positions, or over the `free` ones [n, L] of each row."""
+    if free is None:
+        return each.mean(-1)
+    return torch.where(free, each, 0.0).sum(-1) / free.sum(-1).clamp(min=1)
 
 
 def entropies(logits: Tensor) -> Tensor:

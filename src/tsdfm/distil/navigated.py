@@ -70,10 +70,17 @@ class NavigatedChain(Chain):
         every = self.own.probe_every
         return Stats(self.own.navigate.k, probe=step is None or (every > 0 and step % every == 0))
 
-    def policy(self, step: int, stats: Stats | None) -> Policy:
+    def policy(self, step: int, stats: Stats | None, given: Tensor | None = None) -> Policy:
         navigate = annealed(self.own.navigate, step, self.settings.loop.steps)
+        held, learned = (self.held, False) if given is None else (given, True)
         return policy_from(
-            self.own.policy, self.jump, settings=navigate, compass=self.compass, held=self.held, stats=stats
+            self.own.policy,
+            self.jump,
+            settings=navigate,
+            compass=self.compass,
+            held=held,
+            stats=stats,
+            learned=learned,
         )
 
     def parts(self) -> dict[str, Mapping[str, Tensor]]:

@@ -7,6 +7,7 @@
 
 Shapes: B rows of a batch of which the first `large` take a large step; L positions, N learned in all, |V| tokens.
 Learned are the free positions, those behind the anchor; of a network that answers at [MASK] alone, the masked ones.
+What a row with a prompt has given stays among the free positions, where its weight is 0.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class States:
     `numbers` [B] are the rows' running numbers on the host, `noise` draws by them on the device. `places` [N] are the
     learned positions among the B·L, where they are fewer than the free ones, on the host and, for `learned`, on the
     device; the first `cut` of the learned ones are those of the large steps. `latent` [B] are the numbers that a
-    student with such is told.
+    student with such is told. `given` [B, L] is what rows with a prompt hold at every time, and never learn.
     """
 
     x_1: Tensor
@@ -47,6 +48,7 @@ class States:
     cut: int
     places: tuple[Tensor, Tensor] | None = None
     latent: Tensor | None = None
+    given: Tensor | None = None
 
     def after(self, rows: int) -> States:
         """The same without the first `rows` rows, which took a large step; all free positions must be learned."""
@@ -64,7 +66,20 @@ class States:
             numbers=numbers,
             cut=self.cut - rows * (x_t.shape[1] - self.anchor),
             latent=None if self.latent is None else self.latent[rows:],
+            given=None if self.given is None else self.given[rows:],
         )
+
+    def shares(self) -> Tensor:
+        """What each position counts in the mean over rows of a row's own mean over what is not given, [B, L] float64.
+
+        1/(B·(L − anchor)) everywhere, or in rows with a prompt 1/(B·F) at the F positions of the answer and else 0.
+        """
+        rows, length = self.x_t.shape
+        if self.given is None:
+            even = torch.full((), 1.0 / (rows * (length - self.anchor)), dtype=torch.float64, device=self.x_t.device)
+            return even.expand(rows, length)
+        free = ~self.given
+        return free / (rows * free.sum(-1, keepdim=True).clamp(min=1)).double()
 
     def learned(self, x: Tensor) -> Tensor:
         """What lies at the learned positions, row after row: x [B, L, …] → [N, …]; of the first rows alone, theirs."""

@@ -56,6 +56,7 @@ def train(settings: DistilSettings, method: Distils) -> Path:
     origin = start_of(settings)
     spec = spec_for(settings, spec_in(origin.manifest, origin.place), method)
     check_rows(spec, rows, "init_from")
+    spec = replace(spec, prompted=rows.prompted)
     with join(settings.loop.device) as world:
         task = method.task(settings, spec, valid_rows(settings.tokens), world)
         return train_rows(
@@ -79,6 +80,8 @@ def spec_for(settings: DistilSettings, origin: VelocitySpec, method: Distils) ->
     if origin.source not in method.sources:
         only = " and ".join(method.sources)
         raise UserError(f"{method.name} is for the {only} source, and {settings.init_from} is of {origin.source}")
+    if origin.decoder is not None:
+        raise UserError(f"{settings.init_from} is a decoder ({origin.method}): such networks are sampled, not trained")
     known = method.words(settings) | method.told(settings, origin)
     told = all(getattr(origin, name) == known[name] for name in ("time", "clock"))
     if not told or not readable_as(origin.logits, known["logits"]):
@@ -95,9 +98,10 @@ def spec_for(settings: DistilSettings, origin: VelocitySpec, method: Distils) ->
 def begin(task: Task, settings: DistilSettings, origin: FoundWeights) -> None:
     """The weights of step 0: the averaged ones of what the student starts from."""
     assert isinstance(task.model, DDiT)
-    known = spec_in(origin.manifest, origin.place).step_size
+    before = spec_in(origin.manifest, origin.place)
     fit_new = isinstance(settings, StudentSettings) and settings.fresh == "fit"
-    start_from(task.model, origin.weights(), step_size=known, fit=fit_new, where=str(settings.init_from))
+    where = str(settings.init_from)
+    start_from(task.model, origin.weights(), before, step_size=before.step_size, fit=fit_new, where=where)
 
 
 def record_for(settings: DistilSettings, spec: VelocitySpec, method: Distils) -> Record:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from tsdfm.flow import Bound, RowNoise, draw
 from tsdfm.kernels.token_logs import logit_chunks, token_logs
 from tsdfm.nn.velocity import VelocitySpec
 from tsdfm.teacher.task import BoundTask, Measures
-from tsdfm.tokens.loader import Batch, HostBatch
+from tsdfm.tokens.loader import Batch
 from tsdfm.tokens.rows import TokenRows
 
 
@@ -65,6 +65,8 @@ class Hiding:
 class SelfPlayTask(BoundTask):
     """What the training loop asks for. `greedy`: x̃ is the reference's likeliest answer, else one drawn from it."""
 
+    prompts: ClassVar[bool] = True
+
     def __init__(
         self,
         settings: Measures,
@@ -93,10 +95,10 @@ class SelfPlayTask(BoundTask):
 
     def loss(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Mapping[str, Tensor]]:
         reference = self.reference.at(step)
-        numbers = batch.numbers if isinstance(batch, HostBatch) else batch.rows.cpu()
+        numbers, _ = batch.on_host()
         x_1, order = self.traces.of(numbers, reference)  # in step 0 the reference is what the student starts from
         rank, noise = ranks(order.view(-1, self.size)), RowNoise(self.seed, batch.rows)
-        found = self.states(x_1, rank, noise)
+        found = self.states(x_1, rank, noise, self.traces.given_of(numbers))
         x_t = torch.cat([x_1[:, : self.spec.anchor], found.x_t.view(len(x_1), -1)], dim=1)
         u = noise.uniform(order.shape)
         told = self.told(found)
@@ -106,19 +108,22 @@ class SelfPlayTask(BoundTask):
         losses, extras = self.objective(log_q.view(blocks), log_r.view(blocks), found.learned, rank)
         return losses.mean(), extras
 
-    def states(self, x_1: Tensor, rank: Tensor, noise: RowNoise) -> Remasked:
-        """The states [G, S] of texts x_1 [B, L] whose free tokens have ranks [G, S]."""
+    def states(self, x_1: Tensor, rank: Tensor, noise: RowNoise, given: Tensor | None = None) -> Remasked:
+        """The states [G, S] of texts x_1 [B, L] whose free tokens have ranks [G, S]; what is `given` [B, L] stays."""
         free = x_1[:, self.spec.anchor :]
         blocks = free.shape[1] // self.size
         share = self.hiding.draw(noise.uniform((len(x_1), blocks)).flatten().to(x_1.device))
         u = noise.uniform((*free.shape, 3)).to(x_1.device).view(-1, self.size, 3)
         how, mask = self.hiding, self.spec.vocab
-        return remask(free.reshape(-1, self.size), rank, share, u, hide=how.hide, noised=how.noised, mask=mask)
+        held = None if given is None else given[:, self.spec.anchor :].reshape(-1, self.size)
+        blocks_of = free.reshape(-1, self.size)
+        return remask(blocks_of, rank, share, u, hide=how.hide, noised=how.noised, mask=mask, given=held)
 
     def told(self, found: Remasked) -> tuple[Tensor | None, ...]:
         """What both networks are told: the time at which so much of a row is there, and the rest of it as the step."""
-        rows = found.masked.view(-1, (self.spec.length - self.spec.anchor) // self.size, self.size)
-        t = self.schedule.inverse(1.0 - rows.double().mean((1, 2)))
+        blocks = (self.spec.length - self.spec.anchor) // self.size
+        hidden, room = (x.sum(-1).view(-1, blocks).sum(-1) for x in (found.masked, found.room))
+        t = self.schedule.inverse(1.0 - hidden / room.clamp(min=1).double())
         return self.spec.told(t.float(), (1.0 - t).float())
 
     def free(self, hidden: Tensor) -> Tensor:

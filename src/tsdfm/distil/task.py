@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ from tsdfm.flow import Bound, RowNoise, interpolate
 from tsdfm.kernels.fused import Objective, fused_loss
 from tsdfm.nn.bound import EVAL_STREAM, held_out_bound
 from tsdfm.nn.velocity import VelocitySpec
-from tsdfm.tokens.loader import Batch, HostBatch
+from tsdfm.tokens.loader import Batch
 from tsdfm.tokens.rows import TokenRows
 
 STEP_STREAM = 3  # step sizes and times
@@ -33,6 +34,7 @@ LATENT_STREAM = 5  # the numbers that a student with such is told
 class StudentTask:
     """What the training loop asks for: the student, the loss of a batch, and held-out bound and divergence."""
 
+    prompts: ClassVar[bool] = True
     held_out = "kl"
     """What the loss of held-out rows with a large step is called."""
     everywhere = False
@@ -60,28 +62,54 @@ class StudentTask:
         self.rollout.bind(context, self.teacher, self.model)
 
     def states(
-        self, x_1: Tensor, rows: Tensor, numbers: Tensor, large: Tensor, step: int = 0, stream: int = 0
+        self,
+        x_1: Tensor,
+        rows: Tensor,
+        numbers: Tensor,
+        large: Tensor,
+        step: int = 0,
+        stream: int = 0,
+        given: tuple[Tensor, Tensor] | None = None,
     ) -> States:
-        """Plan the steps of rows with running numbers `rows` (`numbers` on the host) and draw their states."""
+        """Plan the steps of rows with running numbers `rows` (`numbers` on the host) and draw their states.
+
+        `given` [B, L] is on the device and on the host.
+        """
         order = torch.argsort((~large).to(torch.int8), stable=True)
         numbers = numbers[order]
         t, h = self.times.draw(large[order], RowNoise(self.seed, numbers, STEP_STREAM + stream), step)
         many, length = int(large.sum()), x_1.shape[1]
         if self.spec.logits != "subs" or self.everywhere:
-            return self.noised(x_1, rows, numbers, order, t, h, many, stream)
-        masked = self.masked(numbers, t, stream)
+            held = None if given is None else given[0]
+            return self.noised(x_1, rows, numbers, order, t, h, many, stream, held)
+        masked = self.masked(numbers, t, stream, None if given is None else given[1][order])
         there, places = send([order, masked], x_1)
         x_1, noise = x_1[there], RowNoise(self.seed, rows[there.to(rows.device)], stream, draws=1)
         x_t = x_1.flatten().index_fill(0, places, self.spec.vocab).view_as(x_1)  # [MASK] has the id |V|
-        cut, most = int((masked < many * length).sum()), self.most(x_1)
-        return States(x_1, x_t, t, h, many, most, noise, numbers, self.spec.anchor, cut, (masked, places))
+        cut, most, held = (
+            int((masked < many * length).sum()),
+            self.most(x_1),
+            None if given is None else given[0][there],
+        )
+        return States(
+            x_1, x_t, t, h, many, most, noise, numbers, self.spec.anchor, cut, (masked, places), given=held
+        )  # fmt: skip
 
     def most(self, x_1: Tensor) -> int:
         """How many rows with a large step a batch of so many rows can hold."""
         return min(len(x_1), math.ceil(len(x_1) * self.times.share))
 
     def noised(
-        self, x_1: Tensor, rows: Tensor, numbers: Tensor, order: Tensor, t: Tensor, h: Tensor, large: int, stream: int
+        self,
+        x_1: Tensor,
+        rows: Tensor,
+        numbers: Tensor,
+        order: Tensor,
+        t: Tensor,
+        h: Tensor,
+        large: int,
+        stream: int,
+        given: Tensor | None = None,
     ) -> States:
         """The states of rows taken in `order`, at t and h, of which the first `large` take a large step."""
         there, when = send([order, t], x_1)
@@ -91,25 +119,31 @@ class StudentTask:
         x_t = interpolate(x_0, x_1, when, self.schedule, noise)
         anchor = self.spec.anchor
         x_t[:, :anchor] = x_1[:, :anchor]
+        if given is not None:
+            given = given[there]
+            x_t = torch.where(given, x_1, x_t)
         cut, latent = large * (x_1.shape[1] - anchor), None
         if self.spec.latent:
             own = RowNoise(self.seed, rows, LATENT_STREAM + stream)
             latent = own.uniform((len(rows),)).to(x_t.device, torch.float32)
-        return States(x_1, x_t, t, h, large, self.most(x_1), noise, numbers, anchor, cut, None, latent)
+        return States(x_1, x_t, t, h, large, self.most(x_1), noise, numbers, anchor, cut, None, latent, given)
 
-    def masked(self, numbers: Tensor, t: Tensor, stream: int) -> Tensor:
-        """The positions [N] among the B·L that are [MASK] at t [B]. Drawn on the host, where they have to be counted:
-        nobody waits for the device. The first draw of a row's noise is used, as `interpolate` would."""
+    def masked(self, numbers: Tensor, t: Tensor, stream: int, given: Tensor | None = None) -> Tensor:
+        """The positions [N] among the B·L that are [MASK] at t [B], none of them `given` [B, L].
+
+        Drawn on the host, where they have to be counted: nobody waits for the device. The first draw of a row's noise
+        is used, as `interpolate` would.
+        """
         noise = RowNoise(self.seed, numbers, stream)
         arrived = noise.uniform((len(t), self.spec.length)) < self.schedule.kappa(t)[:, None]
         arrived[:, : self.spec.anchor] = True
+        arrived = arrived if given is None else arrived | given
         return (~arrived).flatten().nonzero()[:, 0]
 
     def loss(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Mapping[str, Tensor]]:
         teacher = self.teacher.at(step)
         self.rollout.begin(batch, teacher, step)
-        numbers = batch.numbers if isinstance(batch, HostBatch) else batch.rows.cpu()
-        found = self.states(batch.tokens, batch.rows, numbers, self.times.large(numbers, step), step)
+        found = self.begin(batch, step)
         stats = self.rollout.stats(step)
         large, small = self.losses(model, found, *self.rollout(teacher, found, step, stats))
         share = self.times.share
@@ -117,6 +151,12 @@ class StudentTask:
         if stats is not None:
             extras |= self.rollout.measured(stats, len(batch.rows) * share, large.device)
         return large + small, extras
+
+    def begin(self, batch: Batch, step: int) -> States:
+        """The states of a batch at a step of the training."""
+        numbers, here = batch.on_host()
+        given = None if batch.given is None or here is None else (batch.given, here)
+        return self.states(batch.tokens, batch.rows, numbers, self.times.large(numbers, step), step, given=given)
 
     def losses(
         self,
@@ -130,16 +170,17 @@ class StudentTask:
 
         `goal` is what the rows with a large step learn at their positions, with weights `each` [N] (none: all alike).
         The first of them may learn what is known `late`; then `goal` and `each` are of those after them.
-        A position that is not learned counts as one whose loss is 0: the mean is over all free positions.
+        A position that is not learned counts as one whose loss is 0: the mean is over all free positions, or all
+        positions of a row's answer.
         """
         rows, free, cut = len(found.x_t), found.x_t.shape[1] - self.spec.anchor, found.cut
         first = late.rows * free if late is not None else 0
         x_1, x_t = (found.learned(x)[cut:] for x in (found.x_1, found.x_t))
         small, weight = self.floor(found, x_1, x_t)
-        even = torch.full((rows,), 1.0 / (rows * free), dtype=torch.float64)
+        even = torch.ones(rows, dtype=torch.float64)
         even[found.large :] *= weight
         even, t, h = send([even, found.t, found.h], x_1)
-        scale = found.learned(even[:, None].expand_as(found.x_t))
+        scale = found.learned(found.shares() * even[:, None])
         if each is not None:
             scale = torch.cat([scale[:first], scale[first:cut] * each, scale[cut:]])
 
@@ -194,7 +235,9 @@ class StudentTask:
         device, numbers = self.world.device, torch.tensor(indices)
         x_1 = torch.from_numpy(valid.take(indices).astype("int64")).to(device)
         every, last = torch.ones(len(indices), dtype=torch.bool), max(step - 1, 0)  # the step the student took last
-        found = self.states(x_1, numbers.to(device), numbers, every, last, EVAL_STREAM)
+        here = torch.from_numpy(valid.given(indices)) if valid.prompted else None
+        given = None if here is None else (here.to(device), here)
+        found = self.states(x_1, numbers.to(device), numbers, every, last, EVAL_STREAM, given)
         return self.held_out_loss(model, found, step, last, stats).double() * len(indices)
 
     def held_out_loss(self, model: nn.Module, found: States, step: int, last: int, stats: Stats | None) -> Tensor:

@@ -1,6 +1,7 @@
 """Texts that a model wrote, with the order in which it revealed their tokens, and states on the way to them.
 
-A trace is a whole generation: the text x_1 and, of every free position, how many of them were revealed before it. Its
+A trace is a whole generation: the text x_1 and, of every free position, how many of them were revealed before it. A
+prompt is given, and was there before all of them. Its
 states are the text with some of its tokens hidden again: the latest ones, which is what the model saw on its way; the
 earliest; or any.
 
@@ -13,8 +14,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tsdfm import terminal
@@ -62,7 +65,7 @@ class Traces:
     """`count` traces of a network: text number i depends on the seed and on i alone.
 
     They are made once, when they are first asked for, and are part of the checkpoint: a resumed run goes on with them.
-    The anchors are those of the training rows. Each process writes its share.
+    The anchors and prompts are those of the training rows. Each process writes its share.
     """
 
     spec: VelocitySpec
@@ -90,6 +93,16 @@ class Traces:
         index = torch.from_numpy(epoch_order(numbers.numpy(), self.count, self.seed)).to(self.tokens.device)
         return self.tokens[index].long(), self.order[index].long()
 
+    def given_of(self, numbers: Tensor) -> Tensor | None:
+        """What is given [B, L] of the texts of running row numbers [B]; none where it is the anchor alone."""
+        if not self.rows.prompted:
+            return None
+        return self.given(epoch_order(numbers.numpy(), self.count, self.seed))
+
+    def given(self, texts: NDArray[np.int64]) -> Tensor:
+        """What is given [B, L] of texts by their own numbers [B], on the device."""
+        return torch.from_numpy(self.rows.given(texts % len(self.rows))).to(self.tokens.device)
+
     @torch.no_grad()
     def make(self, net: nn.Module) -> None:
         """Write all texts by `net`."""
@@ -115,7 +128,7 @@ class Traces:
             masked = x >= self.spec.vocab  # [MASK] has the id |V|
             when.masked_fill_((when == 0) & ~masked, passes).masked_fill_(masked, 0)  # what was taken back counts anew
 
-        given = torch.arange(spec.length, device=device) < spec.anchor
+        given = self.given(numbers.numpy())
         done = solve(
             Looks(net, spec, reads_of(self.jump)), x_0, self.steps, self.jump, noise, given=given, given_tokens=anchors,
             temperature=self.temperature, on_state=look,
@@ -136,28 +149,44 @@ def ranks(keys: Tensor) -> Tensor:
 class Remasked(NamedTuple):
     """States [G, S] of texts: `masked` are hidden, `noised` of them show a random token instead of [MASK].
 
-    `learned` are the others of the masked ones, at which a masked model is asked.
+    `learned` are the others of the masked ones, at which a masked model is asked; `room` [G, 1] is how many tokens of
+    a block are not given.
     """
 
     x_t: Tensor
     masked: Tensor
     noised: Tensor
+    room: Tensor
 
     @property
     def learned(self) -> Tensor:
         return self.masked & ~self.noised
 
 
-def remask(x_1: Tensor, rank: Tensor, share: Tensor, u: Tensor, *, hide: Hidden, noised: float, mask: int) -> Remasked:
-    """Hide ⌈share·S⌉ tokens of each block x_1 [G, S] with ranks [G, S] of reveal; share [G], u [G, S, 3] uniforms.
+def remask(
+    x_1: Tensor,
+    rank: Tensor,
+    share: Tensor,
+    u: Tensor,
+    *,
+    hide: Hidden,
+    noised: float,
+    mask: int,
+    given: Tensor | None = None,
+) -> Remasked:
+    """Hide ⌈share·F⌉ tokens of each block x_1 [G, S] with ranks [G, S] of reveal; share [G], u [G, S, 3] uniforms.
+
+    F are the tokens of a block that are not `given` [G, S]: all S, if nothing is.
 
     hide      the latest revealed, the earliest, or any of them
     noised    the chance that a hidden token is a random one instead of [MASK] (whose id is the number of tokens)
     """
-    size = x_1.shape[-1]
-    count = torch.ceil(share * size - 1e-9)[:, None]
-    place = ranks(u[..., 0]) if hide == "random" else rank
-    masked = place >= size - count if hide == "latest" else place < count
+    free = torch.ones_like(x_1, dtype=torch.bool) if given is None else ~given
+    room = free.sum(-1, keepdim=True)
+    count = torch.ceil(share[:, None] * room - 1e-9)
+    key = u[..., 0] if hide == "random" else rank
+    place = ranks(torch.where(free, key, torch.inf))  # of the free ones, 0 … F − 1
+    masked = free & (place >= room - count if hide == "latest" else place < count)
     wrong = masked & (u[..., 1] < noised)
     random = (u[..., 2] * mask).long().clamp(max=mask - 1)
-    return Remasked(torch.where(wrong, random, torch.where(masked, mask, x_1)), masked, wrong)
+    return Remasked(torch.where(wrong, random, torch.where(masked, mask, x_1)), masked, wrong, room)

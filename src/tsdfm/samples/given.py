@@ -169,6 +169,15 @@ def read_asked(
     return Asked(torch.tensor(numbers), torch.tensor(which), given if known else None)
 
 
+def as_prompts(texts: Sequence[str], prompted: bool) -> list[str]:
+    """Prompts as a model takes them: one that learned answers (`prompted`) has a newline at their end.
+
+    >>> as_prompts(["How many?", "How many?\\n"], prompted=True)
+    ['How many?\\n', 'How many?\\n']
+    """
+    return [text if text.endswith("\n") or not prompted else f"{text}\n" for text in texts]
+
+
 def several(text: str | Sequence[str] | None, what: str) -> list[str]:
     """One text or a list of them, as a list; none for None."""
     texts = [] if text is None else [text] if isinstance(text, str) else list(text)

@@ -32,7 +32,7 @@ from tsdfm.flow import (
 from tsdfm.methods import bound_of
 from tsdfm.nn.velocity import Velocity, load_velocity, run_folder
 from tsdfm.public.model import is_public, load_public
-from tsdfm.samples.given import Asked, Given, read_asked, several
+from tsdfm.samples.given import Asked, Given, as_prompts, read_asked, several
 from tsdfm.samples.guide import Guide
 from tsdfm.samples.lengths import TIMES, likeliest
 from tsdfm.samples.limits import check_amount
@@ -149,7 +149,8 @@ class TextModel:
     ) -> Samples:
         """Write `n` texts in `steps` network passes each (or along the grid `times`).
 
-        `prefix` is kept as it is; `prompts` is another word for it. `infill` is a template with gaps, such as
+        `prefix` is kept as it is; `prompts` is another word for it, but that a model which learned answers has a
+        newline at the end of a prompt. `infill` is a template with gaps, such as
         `"Mia has {2} balls."`: `{2}` is two tokens long, and of `{1-4}` the model chooses the length, for some passes
         more, which `nfe` counts (`samples.lengths`). Any of them may be a list: then `n` texts are written for each, in
         order, and text j of the p-th has the number p·n + j. `given` says it in tokens instead: of text i its row i.
@@ -175,8 +176,9 @@ class TextModel:
         points = grid(steps) if times is None else check_grid(times)
         if prefix is not None and prompts is not None:
             raise UserError("prompts is another word for prefix: give one of the two")
-        prefixes, infills = several(prompts if prefix is None else prefix, "prefixes"), several(infill, "templates")
         spec = self.velocity.spec
+        asked_for = as_prompts(several(prompts, "prompts"), spec.prompted)
+        prefixes, infills = asked_for or several(prefix, "prefixes"), several(infill, "templates")
         windows = windows_of(spec, length, stride)
         reach = spec.length if length is None else length
         if given is None:
@@ -185,6 +187,8 @@ class TextModel:
             raise UserError(f"{len(given.held)} rows are given for {n} texts: give one for each")
         else:
             asked = Asked(torch.arange(first, first + n), torch.arange(n), given)
+        if spec.prompted and asked.given is not None and bool(asked.given.held.all(1).any()):
+            raise UserError(f"a prompt fills all {reach} tokens of a row: no room is left for its answer, shorten it")
         if reach > spec.length:
             self._only_plain(gaps=asked.texts < len(asked.numbers), compass=compass is not None, cfg=bool(cfg))
         if on_pass is not None and asked.texts < len(asked.numbers):
@@ -328,6 +332,12 @@ class TextModel:
         if device.type == "cuda":
             return fitting(free_bytes(device), row_bytes(spec, whole=whole, states=states), spec.length)
         return by_logits(spec, device)
+
+    def push_to_hub(self, name: str) -> None:
+        """Upload the model to the hub as OWNER/NAME: weights, config, tokenizer and a card, as `tsdfm export` does."""
+        from tsdfm.samples.hub import push_model
+
+        push_model(self.velocity, self.tokenizer, name)
 
     def texts(self, tokens: Tensor) -> list[str]:
         """The text of each row [n, L] after its anchor: up to the end where a row holds one document."""

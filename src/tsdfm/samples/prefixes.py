@@ -5,27 +5,30 @@ from __future__ import annotations
 from pathlib import Path
 
 from tsdfm.errors import UserError
+from tsdfm.samples.given import as_prompts
 from tsdfm.store.files import parse_json, text_lines
 
 FIELDS = ("prefix", "prompt", "text")
 
 
-def read_prefixes(path: str | Path) -> list[str]:
+def read_prefixes(path: str | Path, prompted: bool = False) -> list[str]:
     """One prefix a line, spaces at its end included; or JSON lines, objects with one of `FIELDS`. `-` is stdin.
 
-    They are JSON if the first line begins with a brace and can be read as such.
+    They are JSON if the first line begins with a brace and can be read as such. For a `prompted` model all but the
+    field `prefix` are prompts, which a newline ends.
     """
     path = Path(path)
     lines = text_lines(path)
     if not isinstance(_object(lines[0][1]), dict):
-        return [line for _, line in lines]
+        return as_prompts([line for _, line in lines], prompted)
     out = []
     for number, line in lines:
         found = _object(line)
-        value = next((found[name] for name in FIELDS if name in found), None) if isinstance(found, dict) else None
+        name = next((name for name in FIELDS if name in found), None) if isinstance(found, dict) else None
+        value = found[name] if isinstance(found, dict) and name is not None else None
         if not isinstance(value, str):
             raise UserError(f"{path}, line {number}: expected a JSON object with a field `prefix`, `prompt` or `text`")
-        out.append(value)
+        out += as_prompts([value], prompted and name != "prefix")
     return out
 
 

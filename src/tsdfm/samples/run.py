@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +12,14 @@ from rich.progress import Progress
 
 from tsdfm.errors import UserError
 from tsdfm.samples.defaults import SampleDefaults, manner_of
+from tsdfm.samples.given import as_prompts
 from tsdfm.samples.guide import compass_for, guide_from
 from tsdfm.samples.model import Moment, Samples, TextModel, load
 from tsdfm.samples.prefixes import read_prefixes
 from tsdfm.samples.settings import SampleSettings
 from tsdfm.samples.trajectory import Trajectory
 from tsdfm.store.bundle import default_model
-from tsdfm.store.files import disk
+from tsdfm.store.files import write_text
 from tsdfm.terminal import visible
 
 
@@ -78,7 +78,10 @@ def generate(
     on_pass: Callable[[Moment], None] | None = None,
 ) -> Samples:
     """The texts, with a progress bar on a terminal. What may be left to the model is taken from `manner`."""
-    prefixes = [*settings.prefix, *(read_prefixes(settings.prefix_file) if settings.prefix_file is not None else [])]
+    prompted = model.velocity.spec.prompted
+    prefixes = [*as_prompts([text.replace("\\n", "\n") for text in settings.prompt], prompted), *settings.prefix]
+    if settings.prefix_file is not None:
+        prefixes += read_prefixes(settings.prefix_file, prompted)
     guide = guide_from(settings.guide, settings.compass, settings.navigate, model.velocity, place)
     scorer = None
     if settings.compass is not None and guide is None:
@@ -110,13 +113,4 @@ def generate(
 
 def write_texts(path: Path, samples: Samples) -> None:
     """A JSON object a line, in one atomic step."""
-    temp = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    with disk(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with temp.open("w", encoding="utf-8") as file:
-                for record in samples.records():
-                    file.write(json.dumps(record, ensure_ascii=False) + "\n")
-            temp.replace(path)
-        finally:
-            temp.unlink(missing_ok=True)
+    write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in samples.records()))

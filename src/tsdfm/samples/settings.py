@@ -20,9 +20,12 @@ class SampleSettings(Settings):
     n: int | None = option(None, "texts to write, for each prefix; none: 4, or what a shipped model asks for", low=1)
     steps: int | None = option(None, "network passes for each text; none: 16, or what a shipped model asks for", low=1)
     seed: int = option(0, "the random numbers of text i depend on the seed and i alone", **SEED)
-    prefix: tuple[str, ...] = option((), "how texts begin; given several times, n texts for each", alias="prompt")
+    prompt: tuple[str, ...] = option(
+        (), "what to answer, \\n for a newline; for models of plain text, how texts begin; n texts for each"
+    )
+    prefix: tuple[str, ...] = option((), "how texts begin, as it is; given several times, n texts for each")
     prefix_file: Path | None = option(
-        None, "more prefixes, one a line, or JSON lines with a field prefix, prompt or text; - is stdin"
+        None, "more prompts, one a line, or JSON lines with a field prefix, prompt or text; - is stdin"
     )
     infill: tuple[str, ...] = option(
         (), "template with gaps: 'Mia has {2} balls.' leaves two tokens to write, {1-4} one to four"

@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -25,7 +25,7 @@ from tsdfm.errors import UserError
 from tsdfm.flow import grid, shape_logits
 from tsdfm.flow.noise import salt_of
 from tsdfm.methods import bound_of
-from tsdfm.samples.given import Asked, read_asked
+from tsdfm.samples.given import Asked, as_prompts, read_asked
 from tsdfm.serve.jobs import Ask, Busy, Closing, Job, Place, Refused, Seen, blaming
 from tsdfm.serve.served import Served
 from tsdfm.serve.worker import Worker
@@ -99,6 +99,8 @@ class Scheduler:
         if ask.model not in self.models:
             raise Refused("model", f"no model is called {ask.model!r}: there are {', '.join(self.models)}")
         served = self.models[ask.model]
+        prompts = as_prompts(ask.prefixes, served.model.velocity.spec.prompted)
+        ask = replace(ask, prefixes=tuple(prompts))
         steps = served.defaults.steps if ask.steps is None else ask.steps
         temperature = served.defaults.temperature if ask.temperature is None else ask.temperature
         with blaming("steps"):

@@ -31,6 +31,7 @@ from typing import Any
 
 from tsdfm import terminal
 from tsdfm.errors import UserError
+from tsdfm.machine import alive, machine, started
 from tsdfm.store.files import disk
 
 NAME = ".lock"
@@ -142,6 +143,15 @@ def held(folder: Path, file: Path | None = None, *, wait: bool = False) -> Itera
         lock.release()
 
 
+def clear(folder: Path, file: Path | None = None) -> None:
+    """Remove the lock of a process of this machine that was killed when it had just finished."""
+    path = file or folder / NAME
+    holder = _read(path)
+    if holder is not None and holder.get("machine") == machine() and not _alive(holder):
+        with contextlib.suppress(OSError):  # it is not ours to write in
+            _take_away(path, holder)
+
+
 def _take(folder: Path, path: Path) -> Lock:
     lock = Lock(folder, path, threading.get_ident())
     with disk(folder):
@@ -226,14 +236,8 @@ def _gone(holder: dict[str, Any], folder: Path, path: Path) -> bool:
 
 def _alive(holder: dict[str, Any]) -> bool:
     """Is the process of that number the one that took the lock?"""
-    try:
-        pid = int(str(holder.get("pid")))
-        os.kill(pid, 0)
-    except PermissionError:
-        return True  # another user's
-    except (ProcessLookupError, ValueError, OverflowError):
-        return False
-    return started(pid) in (holder.get("started"), None)
+    text = str(holder.get("pid"))
+    return text.isdecimal() and alive(int(text)) and started(int(text)) in (holder.get("started"), None)
 
 
 def _silent(holder: dict[str, Any], folder: Path, path: Path) -> bool:
@@ -269,21 +273,3 @@ def _clock(path: Path) -> float:
 def _named(holder: dict[str, Any]) -> str:
     here = holder.get("machine") == machine()
     return f"process {holder.get('pid', '?')}{'' if here else ' on ' + terminal.visible(str(holder.get('host', '?')))}"
-
-
-def machine() -> str:
-    """Where process numbers mean the same: this machine since it was started, and this container's own numbers."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
-    except OSError:  # not Linux
-        return f"{socket.gethostname()} {uuid.getnode():x}"
-
-
-def started(pid: int) -> int | None:
-    """When a process began, in ticks since the machine did; None where that is not known, −1 where it has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return None
-    return -1 if fields[0] in "ZX" else int(fields[19])

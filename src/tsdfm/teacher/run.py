@@ -64,6 +64,7 @@ def spec_for(settings: TeacherSettings, rows: TokenRows, method: ManyStep) -> Ve
         length=rows.length,
         anchor=rows.anchor,
         tokenizer=rows.fingerprint,
+        prompted=rows.prompted,
         **method.words(settings),
     )
 

@@ -43,6 +43,10 @@ class Batch:
         """The same rows in page-locked memory, from where copies need not be waited for."""
         return self._each(Tensor.pin_memory)
 
+    def on_host(self) -> tuple[Tensor, Tensor | None]:
+        """The rows' numbers [b] and what is given [b, L] in the host's memory, where steps are planned."""
+        return self.rows.cpu(), None if self.given is None else self.given.cpu()
+
     def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
         given = None if self.given is None else change(self.given)
         return Batch(change(self.tokens), change(self.rows), given=given)
@@ -183,14 +187,21 @@ def _put(ready: Ready, item: Batch | BaseException | None, done: threading.Event
 
 @dataclass(frozen=True)
 class HostBatch(Batch):
-    """A batch that also has its row numbers on the host, where what its rows go through is planned."""
+    """A batch that also has its row numbers, and what is given, on the host, where its rows' steps are planned."""
 
     numbers: Tensor
+    given_here: Tensor | None = field(default=None, kw_only=True)
+
+    def on_host(self) -> tuple[Tensor, Tensor | None]:
+        return self.numbers, self.given_here
 
 
 def with_numbers(loader: Loader, step: int, device: torch.device, stop: int) -> Iterator[HostBatch]:
-    """The loader's batches from `step` on, with their row numbers on the host as well."""
+    """The loader's batches from `step` on, with their row numbers and what is given on the host as well."""
     with prefetch(loader, step, device, stop=stop) as batches:
         for batch in batches:
-            yield HostBatch(batch.tokens, batch.rows, torch.from_numpy(loader.numbers(step)), given=batch.given)
+            numbers, here = torch.from_numpy(loader.numbers(step)), batch.given
+            if here is not None and here.is_cuda:  # read once more: nobody then waits for the device
+                here = torch.from_numpy(loader.rows.given(loader.indices(step)))
+            yield HostBatch(batch.tokens, batch.rows, numbers, given=batch.given, given_here=here)
             step += 1

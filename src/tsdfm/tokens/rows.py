@@ -166,11 +166,11 @@ def valid_rows(tokens: Path) -> TokenRows | None:
 
 
 def count_tokens(rows: TokenRows, most: int | None = None) -> NDArray[np.int64]:
-    """How often each token occurs [V] behind the anchor: in all rows, or in `most` of them spread evenly."""
+    """How often each token occurs [V] where rows are not given: in all rows, or in `most` of them spread evenly."""
     count = len(rows) if most is None else min(most, len(rows))
     take = np.linspace(0, len(rows), count, endpoint=False).astype(np.int64) if count < len(rows) else np.arange(count)
     counts = np.zeros(rows.vocab_size, dtype=np.int64)
     for first in range(0, count, CHUNK):
-        tokens = rows.take(take[first : first + CHUNK])[:, rows.anchor :]
-        counts += np.bincount(tokens.reshape(-1), minlength=rows.vocab_size)
+        part = take[first : first + CHUNK]
+        counts += np.bincount(rows.take(part)[~rows.given(part)], minlength=rows.vocab_size)
     return counts

@@ -33,17 +33,17 @@ from tsdfm.corpus.store import count_documents, read_documents, split_files
 from tsdfm.errors import UserError
 from tsdfm.machine import check_memory
 from tsdfm.settings import to_dict
-from tsdfm.store.files import disk, file_sha256, read_json, sync_folder, write_json
+from tsdfm.store import lock
+from tsdfm.store.files import disk, file_sha256, read_json, sweep, sync_folder, write_json
 from tsdfm.store.hashes import MEMORY, Known, check_inputs, check_sizes, listed, remember, stored, wrong_size
 from tsdfm.store.kinds import Input
-from tsdfm.store.lock import held
 from tsdfm.store.manifest import NAME, input_sha256, read_manifest, write_manifest
 from tsdfm.store.parts import Part, part_of
 from tsdfm.tokens.bpe import gpt2, train_bpe
 from tsdfm.tokens.encode import encode_in_order
 from tsdfm.tokens.layout import Encoded, Piece, Place, lay_out
 from tsdfm.tokens.settings import TokensSettings
-from tsdfm.tokens.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
+from tsdfm.tokens.tokenizer import ByteTokenizer, Tokenizer, is_ours, load_tokenizer
 
 PROGRESS = "progress.json"
 FORMAT = 1  # of the shards; a change makes old and new runs different things
@@ -57,12 +57,14 @@ def run(settings: TokensSettings) -> Path:
         return _tell(settings.out, " (there already)" if run_shards(settings) else "")
     key, part = _key(settings), part_of(settings.part)
     if finished(settings.out, key):
+        _tidy(settings.out)
+        lock.clear(settings.out)
         return _tell(settings.out, " (there already)")
     if part is not None:
         from tsdfm.tokens.parts import run_part
 
         return _tell(settings.out) if run_part(settings, key, part) else settings.out
-    with held(settings.out):
+    with lock.held(settings.out):
         if finished(settings.out, key):  # by another process, in between
             return _tell(settings.out, " (there already)")
         tokenizer, progress = make_shards(settings, key)
@@ -80,7 +82,7 @@ def make_shards(settings: TokensSettings, key: str, part: Part | None = None) ->
     progress = _open_progress(settings, key, part)
     try:
         _check_corpus(settings, progress, part)
-        with held(out, out / ".tokenizer.lock", wait=True):  # the first of several parts makes it for all
+        with lock.held(out, out / ".tokenizer.lock", wait=True):  # the first of several parts makes it for all
             tokenizer = _tokenizer(settings)
     except UserError:
         if fresh:  # nothing was begun: the mended command shall find the way clear
@@ -234,10 +236,9 @@ def given_tokenizer(settings: TokensSettings) -> Tokenizer | None:
     """The tokenizer that the settings name; none where it is to be trained."""
     if settings.tokenizer == "byte":
         return ByteTokenizer()
-    if settings.tokenizer == "gpt2":
-        return gpt2(_files(settings))
-    place = _files(settings)
-    return None if place is None else load_tokenizer(place)
+    if (place := _files(settings)) is not None and (settings.tokenizer == "bpe" or is_ours(place)):
+        return load_tokenizer(place)
+    return gpt2(place) if settings.tokenizer == "gpt2" else None
 
 
 def _training_texts(settings: TokensSettings) -> Iterator[str]:
@@ -391,9 +392,17 @@ def finish(
     }
     whole, read = replace(settings, part=None), inputs or {"corpus": settings.text}
     write_manifest(settings.out, stage="tokens", settings=whole, inputs=read, extra=extra)
+    if skipped := sum(about["skipped_documents"] for about in splits.values()):
+        terminal.say(f"note: {skipped:,} documents are longer than a row of {settings.length} tokens and are left out")
     if not splits["valid"]["rows"]:
         terminal.say(
             "note: no held-out rows, so nothing can be evaluated on them: hold out more text (tsdfm corpus --valid)"
         )
-    for left in (settings.out / PROGRESS, *settings.out.glob(".*.tmp-*")):  # the latter from a kill while saving
-        left.unlink(missing_ok=True)
+    _tidy(settings.out)
+
+
+def _tidy(out: Path) -> None:
+    """Remove what only unfinished rows need; a kill may have come before this."""
+    if (out / PROGRESS).is_file():
+        (out / PROGRESS).unlink(missing_ok=True)
+    sweep(out)

@@ -30,7 +30,7 @@ class TokensSettings(Settings):
     vocab_size: int = option(8192, "tokens of a BPE trained here, end-of-text among them", low=2, high=2**20)
     tokenizer_files: ModelPath | None = option(
         None,
-        "bpe: a tokens folder, or a shipped name, whose tokenizer to use again; gpt2: a folder "
+        "a tokens folder, a run or a shipped name, whose tokenizer to use again; gpt2: also a folder "
         "with encoder.json and vocab.bpe",
     )
     train_documents: int = option(20_000, "documents, spread over the corpus, that a BPE is trained on", low=1)

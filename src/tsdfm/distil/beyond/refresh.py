@@ -49,7 +49,7 @@ class Refresher:
         self.last = step
         ratio, noise = self.settings.ratio, RowNoise(self.seed, batch.rows, REFRESH_STREAM)
         source, schedule = self.spec.flow_source(), self.spec.flow_schedule()
-        states = walk(batch.tokens, source, schedule, self.spec.anchor, noise)
+        states = walk(batch.tokens, source, schedule, self.spec.anchor, noise, batch.given)
         t, h = step_times(batch.rows, self.seed, ratio, noise)
         proposer = Velocity(self.spec, semi, source, schedule)  # type: ignore[arg-type]
         with torch.no_grad():

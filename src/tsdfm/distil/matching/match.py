@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from tsdfm.distil.answers import answer, in_chunks, log_probability, own_answer, own_tokens, read
+from tsdfm.distil.answers import answer, in_chunks, log_probability, own_answer
 from tsdfm.distil.matching.auxiliary import Auxiliary
 from tsdfm.distil.matching.forms import Forms, Renoised
 from tsdfm.distil.matching.width import Width
+from tsdfm.distil.meaning import own_tokens, read
 from tsdfm.flow import RowNoise, draw
 from tsdfm.flow.loss import LAST_TIME
 from tsdfm.kernels.fused import CrossEntropy, Divergence, Objective, Target
@@ -30,7 +31,10 @@ Weighted = tuple[Objective, Tensor]
 
 @dataclass(frozen=True)
 class Matched:
-    """Matched rows: x_1 and z_a [m, L], t and h [m] float64 on the device; the first `own` have texts of their own."""
+    """Matched rows: x_1 and z_a [m, L], t and h [m] float64 on the device; the first `own` have texts of their own.
+
+    `given` [m, L] is what z_a holds of a prompt, and keeps.
+    """
 
     x_1: Tensor
     z_a: Tensor
@@ -38,6 +42,11 @@ class Matched:
     h: Tensor
     own: int
     noise: RowNoise
+    given: Tensor | None = None
+
+    def keep(self, x: Tensor) -> Tensor:
+        """States or texts x [m, L] with what is given in its place."""
+        return x if self.given is None else torch.where(self.given, self.z_a, x)
 
 
 @dataclass
@@ -73,7 +82,7 @@ class Match:
             for _ in range(1 if step is None else self.auxiliary.own.steps):
                 again = self.forms(x, rows.z_a, rows.t, rows.h, rows.noise)
                 z_b = torch.cat([rows.x_1[:, : self.spec.anchor], again.z_b[:, self.spec.anchor :]], dim=1)
-                at = (z_b, again.t_b, rows.h)
+                at = (rows.keep(z_b), again.t_b, rows.h)
                 teacher = answer(self.teacher.net, self.teacher.spec, *at)
                 if step is None:
                     auxiliary = answer(self.auxiliary.runner, self.auxiliary.spec, *at)
@@ -88,17 +97,18 @@ class Match:
         """The free positions of rows [m, L], flat [N]."""
         return x[:, self.spec.anchor :].flatten()
 
-    def known(self, z_a: Tensor) -> Tensor:
-        """Where x is z_a for sure [m, L]: what has left [MASK]."""
-        mask = self.forms.source.mask
-        return torch.zeros_like(z_a, dtype=torch.bool) if mask is None else z_a != mask
+    def known(self, rows: Matched) -> Tensor:
+        """Where x is z_a for sure [m, L]: what has left [MASK], and what is given."""
+        mask, z_a = self.forms.source.mask, rows.z_a
+        sure = torch.zeros_like(z_a, dtype=torch.bool) if mask is None else z_a != mask
+        return sure if rows.given is None else sure | rows.given
 
     def draw(self, rows: Matched, student: Target) -> Tensor:
         """x ~ g [m, L], and the text's own tokens where they are known."""
         u = self.free(rows.noise.uniform(rows.z_a.shape))
         drawn = in_chunks(student, lambda logits, part: draw(logits, u[part])).view(len(rows.z_a), -1)
         x = torch.cat([rows.x_1[:, : self.spec.anchor], drawn], dim=1)
-        return torch.where(self.known(rows.z_a), rows.z_a, x)
+        return torch.where(self.known(rows), rows.z_a, x)
 
     def weights(self, again: Renoised, counts: Tensor) -> Tensor:
         """The weight of each free position [N]: that of its time, where it `counts` [m, L], and z_b tells nothing."""
@@ -112,9 +122,13 @@ class Match:
         That law is z_b with the probability that z_b shows x, and else g; where z_a was known, it is z_a.
         """
         weights = self.weights(again, torch.ones_like(x, dtype=torch.bool)) / len(student.hidden[0])
+        if rows.given is not None:  # the mean over a row's answer, as the student's own
+            answer = ~rows.given
+            share = (answer.shape[1] - self.spec.anchor) / answer.sum(-1, keepdim=True).clamp(min=1).double()
+            weights = weights * self.free(answer * share)
         parts: list[Weighted] = [(CrossEntropy(self.free(x)), weights)]
         if self.auxiliary.own.dense:
-            flat, known = self.free(again.z_b), self.free(self.known(rows.z_a))
+            flat, known = self.free(again.z_b), self.free(self.known(rows))
             p = in_chunks(student, lambda logits, part: log_probability(logits, flat[part])).exp()
             shown = torch.where(known, 1.0, self.free(again.shown(self.whole(p, x))))
             token = torch.where(known, self.free(rows.z_a), flat.clamp(max=self.spec.vocab - 1))
@@ -130,7 +144,7 @@ class Match:
 
     def reward(self, rows: Matched, again: Renoised, auxiliary: Target, teacher: Target, count: int) -> Weighted:
         """The dense reward where x was not known and, for noised data, the pull towards the teacher's own answer."""
-        asked = ~self.known(rows.z_a)
+        asked = ~self.known(rows)
         weights = self.weights(again, asked)
         wide = torch.float64 if auxiliary.weight.dtype == torch.float64 else torch.float32
         kept = torch.zeros(2, count, dtype=wide, device=weights.device)

@@ -21,7 +21,10 @@ NEVER = -1  # j of a place whose first text has not begun; k = 0: a text shall b
 
 
 class Running:
-    """States [batch, L], and for every place k and the index j of its next pass [batch]."""
+    """States [batch, L], and for every place k and the index j of its next pass [batch].
+
+    A text that goes on keeps the prompt it began with: where it is given, its state holds ~token, below 0.
+    """
 
     def __init__(self, batch: int, length: int, schedule: Schedule) -> None:
         self.schedule = schedule
@@ -43,15 +46,30 @@ class Running:
         j = torch.where(goes, self.j[places], torch.where(first, j, 0))
         return torch.where(goes, self.k[places], k), j, goes
 
+    def at(self, places: Tensor) -> tuple[Tensor, Tensor]:
+        """The states [n, L] at `places` [n] on the device, and what is given of them."""
+        z = self.z[places]
+        return torch.where(z < 0, ~z, z), z < 0
+
     def go_on(
-        self, places: Tensor, k: Tensor, j: Tensor, x: Tensor, z: Tensor, t: Tensor, h: Tensor, noise: RowNoise
+        self,
+        places: Tensor,
+        k: Tensor,
+        j: Tensor,
+        x: Tensor,
+        z: Tensor,
+        t: Tensor,
+        h: Tensor,
+        noise: RowNoise,
+        given: Tensor | None = None,
     ) -> None:
         """One pass on from states z [n, L] with draws x: a position becomes x with its chance to arrive until t + h.
 
         `places`, k and j [n] lie on the host, the rest on the device. A text that has ended makes room.
         """
         arrives = 1.0 - self.schedule.survival(t, t + h)[:, None]
-        self.z[near(places, z)] = torch.where(noise.uniform(z.shape) < arrives, x, z)
+        moved = torch.where(noise.uniform(z.shape) < arrives, x, z)
+        self.z[near(places, z)] = moved if given is None else torch.where(given, ~moved, moved)
         done = j + 1 >= k
         self.k[places] = torch.where(done, 0, k)
         self.j[places] = torch.where(done, 0, j + 1)

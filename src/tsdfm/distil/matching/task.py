@@ -27,7 +27,7 @@ from tsdfm.flow import Bound, RowNoise
 from tsdfm.kernels.fused import Objective
 from tsdfm.nn.bound import EVAL_STREAM
 from tsdfm.nn.velocity import VelocitySpec
-from tsdfm.tokens.loader import Batch, HostBatch
+from tsdfm.tokens.loader import Batch
 from tsdfm.tokens.rows import TokenRows
 
 MATCH_STREAM = 11  # draws of x, and how it is noised again
@@ -83,7 +83,7 @@ class MatchingTask(StudentTask):
         if self.watch.look(step):
             self.running.begin_anew()
         self.auxiliary.split(len(batch.rows))
-        numbers = batch.numbers if isinstance(batch, HostBatch) else batch.rows.cpu()
+        numbers, _ = batch.on_host()
         kinds, order = torch.sort(self.times.kinds(numbers), stable=True)
         found, late = self.plan(batch, numbers[order], kinds, order, step)
         with torch.set_grad_enabled(step >= self.auxiliary.own.alone):
@@ -100,19 +100,25 @@ class MatchingTask(StudentTask):
         k[:own], j[:own], goes = self.running.next(places, k[:own], j[:own])
         t, h = self.times.levels.draw(kinds == CHAIN, steps, step)
         t[:matched], h[:matched] = j.double() / k, 1.0 / k.double()
-        found = self.noised(batch.tokens, batch.rows, numbers, order, t, h, large, 0)
+        found = self.noised(batch.tokens, batch.rows, numbers, order, t, h, large, 0, batch.given)
         going, where, t, h = send([goes.nonzero()[:, 0], places[goes], t[:matched], h[:matched]], found.x_t)
-        found.x_t[going] = self.running.z[where]
-        rows = Matched(found.x_1[:matched], found.x_t[:matched], t, h, own, self.noise(found, matched, MATCH_STREAM))
+        found.x_t[going], known = self.running.at(where)
+        given = None
+        if found.given is not None:
+            found.given[going] = known
+            given = found.given[:matched]
+        noise = self.noise(found, matched, MATCH_STREAM)
+        rows = Matched(found.x_1[:matched], found.x_t[:matched], t, h, own, noise, given)
 
         def took(x: Tensor) -> None:
             """What is done with the texts that were drawn."""
             free, seen = slice(self.spec.anchor, None), slice(own or matched)
-            self.watch.add(x[seen, free], rows.x_1[seen, free], self.spec.vocab)
+            said = x if given is None else torch.where(given, rows.x_1, x)  # what is given counts alike in both
+            self.watch.add(said[seen, free], rows.x_1[seen, free], self.spec.vocab)
             if self.match.width is not None:
-                self.match.width.add(x[:, free].flatten(), rows.x_1[:, free].flatten())
+                self.match.width.add(said[:, free].flatten(), rows.x_1[:, free].flatten())
             goings = (x[:own], rows.z_a[:own], t[:own], h[:own], self.noise(found, own, TEXT_STREAM))
-            self.running.go_on(places, k[:own], j[:own], *goings)
+            self.running.go_on(places, k[:own], j[:own], *goings, given=None if given is None else given[:own])
 
         return found, Late(matched, lambda hidden, head: self.match(rows, hidden, head, step, took))
 
@@ -140,7 +146,7 @@ class MatchingTask(StudentTask):
         """The mean reward of held-out rows, with the auxiliary as it is."""
         t, h = send([found.t, found.h], found.x_t)
         noise = self.noise(found, len(found.x_t), MATCH_STREAM + EVAL_STREAM)
-        rows = Matched(found.x_1, found.x_t, t, h, 0, noise)
+        rows = Matched(found.x_1, found.x_t, t, h, 0, noise, found.given)
         late = Late(len(found.x_t), lambda hidden, head: self.match(rows, hidden, head, None, lambda x: None))
         self.auxiliary.net.eval()
         gap, _ = self.losses(model, found, None, None, late)
