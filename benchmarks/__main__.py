@@ -17,6 +17,7 @@ VERBS = {
     "sampling": Verb("benchmarks.sampling:SamplingBenchmark", "benchmarks.sampling:run", "few steps or many"),
     "serve": Verb("benchmarks.serve:ServeBenchmark", "benchmarks.serve:run", "the server under load"),
     "soak": Verb("benchmarks.soak:Soak", "benchmarks.soak:run", "the server for a while, every answer checked"),
+    "text": Verb("benchmarks.text:TextBenchmark", "benchmarks.text:run", "corpus and tokens against the tokenizer"),
     "teacher": Verb("benchmarks.teacher:TeacherBenchmark", "benchmarks.teacher:run", "the teacher's training step"),
     "student": Verb("benchmarks.student:StudentBenchmark", "benchmarks.student:run", "the distillation step"),
 }
