@@ -333,11 +333,10 @@ def _write_shard(path: Path, piece: Piece, tokenizer: Tokenizer, dtype: np.dtype
             raise
         half.replace(path)
         sync_folder(path.parent)
-    counts = np.bincount(tokens, minlength=tokenizer.vocab_size)
     about = {
         "file": path.name,
         "rows": len(piece.rows),
-        "characters": int(counts @ tokenizer.characters),
+        "characters": int(tokenizer.count(tokens) @ tokenizer.characters),
         "sha256": hashlib.sha256(stored.data).hexdigest(),
     }
     return about if piece.rest is None else {**about, "tokens": len(tokens)}

@@ -106,7 +106,7 @@ def _record(stream: Stream, length: int, tokenizer: Tokenizer, bar: TextProgress
                 f"has {tokenizer.vocab_size}: give the tokenizer that the shards were made with"
             )
         whole.update(here.data)
-        counts += np.bincount(here.astype(np.int64), minlength=tokenizer.vocab_size)
+        counts += tokenizer.count(here)
     characters = int(counts @ tokenizer.characters)
     bar.advance(1, characters)
     return {
