@@ -66,8 +66,8 @@ def test_what_has_no_public_relatives_keeps_our_names(tmp_path: Path, monkeypatc
     home.mkdir()
     with serving({}, into=home) as address:
         online(monkeypatch, address, tmp_path / "cache")
-        model.push_to_hub("me/student")
-        again = tsdfm.from_pretrained("me/student", "cpu")
+        model.push_to_hub("me/few-step")
+        again = tsdfm.from_pretrained("me/few-step", "cpu")
     assert again.velocity.spec == model.velocity.spec
     assert torch.equal(again.sample(n=2, steps=2).tokens, model.sample(n=2, steps=2).tokens)
 

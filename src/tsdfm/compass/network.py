@@ -138,7 +138,7 @@ def start_from_teacher(net: EnergyNet, teacher: Velocity) -> None:
     theirs, mine = teacher.spec.shape, net.shape
     parts = ("width", "heads", "cond", "hidden", "positions")
     same = all(getattr(theirs, part) == getattr(mine, part) for part in parts)
-    if not same or theirs.depth < mine.depth or teacher.spec.step_size:
+    if not same or theirs.depth < mine.depth or teacher.spec.step_size or teacher.spec.decoder is not None:
         raise UserError(
             f"init = teacher needs its width {theirs.width}, heads {theirs.heads}, cond {theirs.cond}, mlp_ratio "
             f"{theirs.hidden // theirs.width}, positions {theirs.positions} and at most {theirs.depth} blocks, without "

@@ -27,7 +27,8 @@ from tsdfm.corpus.write import PROGRESS, State, key_of, leave, write_splits
 from tsdfm.errors import UserError
 from tsdfm.store.files import disk, file_sha256, read_json, sync_folder, write_json
 from tsdfm.store.hashes import check_sizes, listed
-from tsdfm.store.manifest import NAME, input_sha256, make_manifest, read_manifest
+from tsdfm.store.kinds import Input
+from tsdfm.store.manifest import NAME, input_sha256, read_manifest, write_manifest
 from tsdfm.store.parts import Part, join, mine
 
 OWN = ("part-", *(f"{split}-" for split in SPLITS))
@@ -108,11 +109,10 @@ def _join(settings: CorpusSettings, key: str, records: list[dict[str, Any]]) -> 
     splits = {split: _split([record["splits"][split] for record in records]) for split in SPLITS}
     hashes = {path: sha256 for record in records for path, sha256 in record["inputs"].items()}
     extra = {"key": key, "parts": len(records), **about_text(settings, state, splits)}
-    made = make_manifest(stage="corpus", settings=replace(settings, part=None), inputs={}, extra=extra)
-    source = settings.all_sources()[0]
-    if source.path is not None:
-        made["inputs"] = {"source-0": {"path": str(source.path), "sha256": input_sha256(source.path, hashes)}}
-    write_json(settings.out / NAME, made)
+    path, whole = settings.all_sources()[0].path, replace(settings, part=None)
+    read = Input(path=str(path), sha256=input_sha256(path, hashes)) if path is not None else None
+    inputs = {"source-0": read} if read else {}
+    write_manifest(settings.out, stage="corpus", settings=whole, inputs=inputs, extra=extra)
 
 
 def _split(files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

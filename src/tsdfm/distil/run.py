@@ -80,6 +80,8 @@ def spec_for(settings: DistilSettings, origin: VelocitySpec, method: Distils) ->
     if origin.source not in method.sources:
         only = " and ".join(method.sources)
         raise UserError(f"{method.name} is for the {only} source, and {settings.init_from} is of {origin.source}")
+    if origin.decoder is not None:
+        raise UserError(f"{settings.init_from} is a decoder ({origin.method}): such networks are sampled, not trained")
     known = method.words(settings) | method.told(settings, origin)
     told = all(getattr(origin, name) == known[name] for name in ("time", "clock"))
     if not told or not readable_as(origin.logits, known["logits"]):

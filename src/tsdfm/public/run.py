@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from tsdfm import terminal
 from tsdfm.nn.ddit import parameters
 from tsdfm.public.model import PublicModel, read_public
@@ -27,6 +29,8 @@ def run(settings: ImportSettings) -> Path:
         kind=settings.kind,
         heads=settings.heads,
         tokenizer=settings.tokenizer,
+        mask=settings.mask,
+        length=settings.length,
     )
     return write_run(found, settings)
 
@@ -41,7 +45,8 @@ def write_run(found: PublicModel, settings: ImportSettings) -> Path:
         inputs={},
         extra={"model": found.spec.plain(), "origin": found.origin, "config": dict(found.config)},
     )
-    net = found.spec.network()
+    with torch.device("meta"):
+        net = found.spec.network()
     wrong = sorted(net.state_dict().keys() ^ weights.keys())
     assert not wrong, wrong
     parts = {"model": weights, **({REST: rest} if rest else {})}

@@ -82,11 +82,15 @@ class CorpusManifest(Manifest):
 
 
 class Shard(TypedDict):
-    """One file of rows; one that does not end with a whole row says how many `tokens` it holds."""
+    """One file of rows; one that does not end with a whole row says how many `tokens` it holds.
+
+    Of others' shards, `file` is a path, and tokens begin at byte `offset`.
+    """
 
     file: str
     rows: Count
     tokens: NotRequired[Count]
+    offset: NotRequired[Count]
     characters: NotRequired[Count]
     sha256: Sha256
 
@@ -122,7 +126,7 @@ class TokensManifest(Manifest):
     end_of_text: Count
     length: Size
     layout: Literal["packed", "document", "prompt"]
-    dtype: Literal["uint16", "uint32"]
+    dtype: Literal["uint8", "uint16", "uint32", "uint64"]
 
 
 class Best(TypedDict):

@@ -64,10 +64,11 @@ class TokenRows:
         if not path.is_file():
             raise UserError(f"{path} is missing: make the tokens again, or restore it from a copy")
         count = stored(record, self._width)
-        wanted, found = count * self.dtype.itemsize, path.stat().st_size
+        offset = record.get("offset", 0)
+        wanted, found = offset + count * self.dtype.itemsize, path.stat().st_size
         if found != wanted:
             raise UserError(f"{path} has {found} bytes, not {wanted}: make the tokens again, or restore it from a copy")
-        return np.memmap(path, dtype=self.dtype, mode="r", shape=(count,))
+        return np.memmap(path, dtype=self.dtype, mode="r", offset=offset, shape=(count,))
 
     def __len__(self) -> int:
         return self.rows

@@ -191,6 +191,7 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     from tsdfm.store.files import read_json
     from tsdfm.store.schema import checked
     from tsdfm.tokens.bpe import PairFile, PairTokenizer
+    from tsdfm.tokens.engine import EngineFile, EngineTokenizer
 
     path = saved_at(folder)
     if path is None:
@@ -198,7 +199,9 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     saved, mend = read_json(path), "make the tokens again, or restore it from a copy"
     try:
         made: Tokenizer = ByteTokenizer()
-        if saved.get("kind") != "byte":
+        if saved.get("kind") == EngineTokenizer.kind:
+            made = EngineTokenizer.from_content(checked(saved, EngineFile, path, mend))
+        elif saved.get("kind") != "byte":
             made = PairTokenizer.from_content(checked(saved, PairFile, path, mend))
     except ValueError as problem:
         raise UserError(f"{path} is damaged ({problem}): {mend}") from None
