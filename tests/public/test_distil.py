@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.public.public_files import HEADS, write_public
 
 import tsdfm
 from training import many_step
@@ -74,3 +75,24 @@ def test_a_model_that_answers_scores_is_not_rolled_out(
     assert main(["train", "fs-dfm", *words]) == 2
     assert "logits are scaled-score cannot be rolled out" in capsys.readouterr().err
     assert not (tmp_path / "no").exists()
+
+
+def test_students_of_an_imported_dfm_by_the_large_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands of the page on scaling with a tiny file in Apple's layout: both students, stopped and resumed."""
+    monkeypatch.chdir(tmp_path)
+    write_public("dfm", tmp_path / "public")
+    Path("public/config.json").write_text('{"model_length": 32}')
+    assert main(["import", "public/checkpoint.pth", "--heads", str(HEADS), "--out", "dfm"]) == 0
+    assert main(["corpus", "--name", "world:small", "--limit", "120", "--valid", "0.1", "--out", "corpus"]) == 0
+    words = ["--tokenizer", "gpt2", "--tokenizer-files", "public", "--length", "32", "--workers", "1"]
+    assert main(["tokens", "--corpus", "corpus", "--out", "tokens", *words]) == 0
+    small = ["--recipe", "scale_1b3", "--tokens", "tokens", "--loop.device", "cpu", "--loop.compile", "false"]
+    small += ["--loop.batch", "2", "--loop.micro", "2", "--loop.save-every", "1", "--eval-rows", "2"]
+    net = ["--net.width", "32", "--net.depth", "1", "--net.heads", "2", "--net.cond", "16", "--negatives", "2"]
+    assert main(["compass", *small, *net, "--teacher", "dfm", "--out", "compass", "--loop.steps", "2"]) == 0
+    for method, more in (("fs-dfm", []), ("ts-dfm", ["--compass", "compass"])):
+        command = ["train", method, *small, *more, "--init-from", "dfm", "--out", method, "--eval-times", "1"]
+        assert main([*command, "--loop.steps", "2"]) == 0
+        assert main([*command, "--loop.steps", "3", "--resume"]) == 0
+        spec = load_velocity(method).spec
+        assert (spec.step_size, spec.clock, spec.logits, spec.length) == (True, "t", "plain", 32)
