@@ -13,6 +13,8 @@ import tsdfm
 from training import many_step
 from tsdfm.cli import main
 from tsdfm.nn.velocity import load_velocity
+from tsdfm.pipeline.plan import make_plan
+from tsdfm.recipes import read_recipe
 
 SOURCE = {"mdlm": "mask", "duo": "uniform"}
 SMALL = [
@@ -75,6 +77,30 @@ def test_a_model_that_answers_scores_is_not_rolled_out(
     assert main(["train", "fs-dfm", *words]) == 2
     assert "logits are scaled-score cannot be rolled out" in capsys.readouterr().err
     assert not (tmp_path / "no").exists()
+
+
+PLANS = {
+    "mdlm": ("distil_mdlm", []),
+    "sdtt": ("distil_mdlm", ["models.teacher.method=sdtt"]),
+    "duo": ("distil_duo", []),
+    "dfm": ("scale_1b3", []),
+    "fs-dfm": ("scale_1b3", []),
+}
+
+
+@pytest.mark.parametrize("kind", PLANS)
+def test_every_kind_that_is_rolled_out_stands_in_a_recipe(kind: str, tmp_path: Path) -> None:
+    """The commands of the page on public checkpoints, up to their plan."""
+    more = {"dfm": ["--heads", str(HEADS)], "fs-dfm": ["--heads", str(HEADS), "--part", "student_model"]}.get(kind, [])
+    place = tmp_path / "run"
+    assert main(["import", str(write_public(kind, tmp_path / "public")), "--out", str(place), *more]) == 0
+    recipe, flags = PLANS[kind]
+    used = "fs-dfm" if kind == "fs-dfm" else "teacher"
+    flags = [*flags, f"models.{used}.use={place}", f"tokens.tokenizer_files={place}"]
+    plan = make_plan(read_recipe(recipe, flags), tmp_path / "out")
+    assert [model.name for model in plan.models if not model.trained] == [used]
+    start = next(model for model in plan.training() if model.name == ("ts-dfm" if kind == "fs-dfm" else "fs-dfm"))
+    assert start.settings.init_from == place
 
 
 def test_students_of_an_imported_dfm_by_the_large_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
