@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from step_parts import losses
 from student_parts import PairEnergy, flow_of, spec_of, stirred
 from torch import Tensor
 
 from training import student_settings, student_task
+from tsdfm import kernels
 from tsdfm.distil.chain import ESTIMATORS, target_of
 from tsdfm.distil.midpoint import policy_from
 from tsdfm.distil.settings import NavigateSettings
@@ -93,6 +95,18 @@ def test_a_fitted_student_begins_as_its_teacher(kind: str) -> None:
         one, other = (as_model(net, each)(x, t, h) for net, each in pairs)
     gap = (one.log_softmax(-1) - other.log_softmax(-1)).nan_to_num().abs().max()
     assert gap < (1e-4 if kind == "subs" else 0.2)
+
+
+@pytest.mark.parametrize("name", ["ts-dfm-mdlm", "ts-dfm-duo"])
+def test_kernels_find_the_same_losses(name: str) -> None:
+    pytest.importorskip("triton")
+    device = torch.device("cpu")
+    with kernels.forced():
+        mine = losses(name, device, steps=1)
+    with kernels.without():
+        theirs = losses(name, device, steps=1)
+    for found, wanted in zip(mine, theirs, strict=True):
+        assert found == pytest.approx(wanted, rel=1e-4)
 
 
 @pytest.mark.parametrize("kind", SPECS)
