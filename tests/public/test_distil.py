@@ -65,6 +65,13 @@ def test_an_imported_model_is_distilled(
         assert int(found.max()) < teacher.vocab
     rows = json.loads(Path("few/report/metrics.json").read_text())
     assert "ts-dfm" in json.dumps(rows)
+    Path("words.md").write_text("# Mine\n\nFor tests.")
+    words = ["--to", "out", "--card", "words.md", "--licence", "mit"]
+    assert main(["export", f"few/ts-dfm-{SOURCE[name]}", *words]) == 0
+    card = Path("out/README.md").read_text()
+    assert card.startswith("---\nlicense: mit\n")
+    for said in ("# Mine", "world:small: ", "| 2 | story-world:small", "## Limits"):
+        assert said in card, said
     lines = (Path("few") / f"ts-dfm-{SOURCE[name]}" / "metrics.jsonl").read_text().splitlines()
     assert all(torch.tensor(json.loads(line).get("loss", 0.0)).isfinite() for line in lines)
 
