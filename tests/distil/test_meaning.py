@@ -21,7 +21,7 @@ from tsdfm.distil.settings import NavigateSettings
 from tsdfm.distil.start import start_from
 from tsdfm.flow import RowNoise
 from tsdfm.kernels.fused import raised
-from tsdfm.nn.velocity import VelocitySpec, as_model
+from tsdfm.nn.velocity import Velocity, VelocitySpec, as_model
 from tsdfm.tokens.loader import HostBatch
 
 V, L, B = 11, 8, 5
@@ -138,3 +138,21 @@ def test_the_loss_has_gradients_that_differences_confirm(kind: str, policy: str,
             down = task.loss(net, batch, 1)[0]
             weight[place] += step
         assert float((up - down) / (2 * step)) == pytest.approx(float(weight.grad[place]), rel=1e-4, abs=1e-8)
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_a_student_that_is_its_teacher_has_nothing_to_learn_from_it(kind: str) -> None:
+    spec = SPECS[kind]
+    settings = student_settings(
+        tokens=Path("a"), init_from=Path("b"), out=Path("c"), share=0.5, target="teacher", teacher=Path("d")
+    )
+    net, rows = stirred(spec), torch.arange(6)
+    teacher = Velocity(spec, net, spec.flow_source(), spec.flow_schedule())
+    task = student_task(settings, spec, teacher=teacher)
+    task.teacher.net = net
+    batch = HostBatch(torch.randint(0, V, (6, L), generator=torch.Generator().manual_seed(4)), rows, rows)
+    _, extras = task.loss(net, batch, 1)
+    assert float(extras["small"]) == pytest.approx(0.0, abs=1e-9)
+    task.floor.teacher.net.head.bias.data[3] += 1.0
+    other = stirred(spec)
+    assert float(task.loss(other, batch, 1)[1]["small"]) > 1e-3
