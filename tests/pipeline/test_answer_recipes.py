@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from tests.public.public_files import BLOCKS, HEADS, write_public
 
 from training import many_step
 from tsdfm.cli import main
 from tsdfm.corpus.run import run as make_corpus
 from tsdfm.corpus.settings import CorpusSettings
 from tsdfm.distil.start import is_new
+from tsdfm.public.run import run as import_
+from tsdfm.public.settings import ImportSettings
 from tsdfm.recipes import read_recipe
 from tsdfm.store.checkpoint import load_weights
 from tsdfm.store.manifest import read_manifest
@@ -90,26 +93,29 @@ def test_gsm8k_from_plain_text_to_the_table(text: dict[str, Path], tmp_path: Pat
     assert (plain["prompted"], plain["length"], plain["anchor"]) == (False, 32, 0)
 
 
-def test_gsm8k_from_models_that_are_there(text: dict[str, Path], tmp_path: Path) -> None:
-    """The paper's recipe: from a teacher, a student and a compass of plain text, wherever they come from."""
-    teacher = many_step("dfm", text["tokens"], tmp_path / "dfm", steps=2)
-    words = ["--tokens", str(text["tokens"]), "--loop.steps", "2", "--loop.batch", "4", "--loop.device", "cpu"]
-    student, compass = tmp_path / "fs", tmp_path / "compass"
-    few = ["--optim.warmup", "1", "--eval-rows", "4"]
-    assert main(["train", "fs-dfm", *words, *few, "--init-from", str(teacher), "--out", str(student)]) == 0
+def test_gsm8k_from_public_checkpoints(text: dict[str, Path], tmp_path: Path) -> None:
+    """The paper's recipe: a teacher and a student in the public layout, and a compass of plain text."""
+    teacher, student = tmp_path / "dfm", tmp_path / "fs-dfm"
+    for kind, run, part in (("dfm", teacher, ""), ("fs-dfm", student, "student_model")):
+        folder = write_public(kind, tmp_path / f"public-{kind}")
+        import_(ImportSettings(source=str(folder), out=run, heads=HEADS, part=part))
+    corpus, compass = text["tokens"].parent / "corpus", tmp_path / "compass"
+    rows = TokensSettings(corpus=corpus, out=tmp_path / "tokens", tokenizer_files=teacher, length=1024, workers=1)
+    words = ["--tokens", str(make_tokens(rows)), "--teacher", str(teacher), "--out", str(compass), "--eval-rows", "4"]
+    loop = ["--loop.steps", "1", "--loop.batch", "2", "--loop.device", "cpu", "--negatives", "2"]
     net = ["--net.width", "32", "--net.depth", "1", "--net.heads", "2", "--net.cond", "16"]
-    assert main(["compass", *words, *few, *net, "--teacher", str(teacher), "--out", str(compass)]) == 0
+    assert main(["compass", *words, *loop, *net]) == 0
     more = {"models.teacher.init_from": teacher, "models.ts-dfm.compass": compass, "student.steps_from": student}
+    more |= {"tokens.tokenizer_files": teacher, "tokens.length": 64, "models.teacher.net.depth": BLOCKS}
     out = tmp_path / "out"
-    flags = shrunk("gsm8k_1b3", **problems(text), **more, **{"tokens.tokenizer_files": teacher})
+    flags = shrunk("gsm8k_1b3", **{**problems(text), **more})
     assert main(["pipeline", "gsm8k_1b3", "--out", str(out), *flags]) == 0
     assert [name for name, _ in rows_of(out)] == ["teacher", "teacher", "fs-dfm", "control", "ts-dfm"]
     assert read_manifest(out / "fs-dfm-uniform")["inputs"]["steps_from"]["path"] == str(student)
-    taken = load_weights(student, "ema")
-    begun = load_weights(out / "fs-dfm-uniform", "ema")  # two small steps away from where it began
+    taken, begun = load_weights(student, "model"), load_weights(out / "fs-dfm-uniform", "ema")
     new = [key for key in taken if is_new(key) and taken[key].ndim > 1]
     assert new
-    assert all(torch.allclose(begun[key], taken[key], atol=1e-3) for key in new)
+    assert all(torch.allclose(begun[key], taken[key], atol=1e-3) for key in new)  # two small steps away
 
 
 def test_step_size_weights_are_refused_where_they_do_not_fit(
