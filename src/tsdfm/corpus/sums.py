@@ -173,7 +173,7 @@ class Sums:
         return hashlib.sha256(repr(told).encode()).hexdigest()
 
 
-TINY = Sums(name="tiny", steps=(2,), most=20, largest=9, factors=(), asides=0.0, share=0.1, signs="+-", ways=2)
+TINY = Sums(name="tiny", steps=(2,), most=15, largest=7, factors=(), asides=0.0, share=0.1, signs="+-", ways=2)
 SMALL = Sums(name="small", steps=(2, 3), most=20, largest=9, factors=(2, 3), asides=0.25, share=0.2)
 LARGE = Sums(name="large", steps=(2, 3, 4), most=100, largest=30, factors=(2, 3, 4, 5), asides=0.5)
 WORLDS = {world.name: world for world in (TINY, SMALL, LARGE)}
