@@ -51,6 +51,7 @@ class ServeBenchmark:
     length: int = option(1024, "its tokens of a text")
     requests: int = option(64, "requests of each measurement, one text each")
     rows: int | None = option(None, "texts in the running batch; none: 8 on a CPU, 32 on a GPU")
+    shapes: tuple[int, ...] = option((), "batch shapes; empty: one row on a CPU, powers of two up to `rows` on a GPU")
     steps: int = option(8, "network passes of a text")
     load: float = option(0.7, "requests that come in a second, as a share of what is written offline")
     quick: str = option("auto", "auto, compile, record or off, as for `tsdfm serve`")
@@ -91,10 +92,10 @@ def run(settings: ServeBenchmark) -> None:
 
 
 def model_of(settings: ServeBenchmark, rows: int) -> Served:
-    """The model, in batches of one row on a CPU and of powers of two on a GPU."""
+    """The model, in batches of the shapes that are asked for."""
     device = world(settings.device).device
     quick = "compile" if settings.quick == "auto" and device.type == "cuda" else settings.quick
-    shapes = (1,) if device.type == "cpu" else tuple(1 << k for k in range(rows.bit_length()))
+    usual = (1,) if device.type == "cpu" else tuple(1 << k for k in range(rows.bit_length()))
     defaults = SampleDefaults(steps=settings.steps)
     if settings.model is None and device.type == "cuda":
         sizes = SamplingBenchmark(preset=settings.preset, vocab=settings.vocab, length=settings.length)
@@ -102,7 +103,7 @@ def model_of(settings: ServeBenchmark, rows: int) -> Served:
     else:
         path = settings.model or default_model()
         model, name = load(path, settings.device), path.name
-    return Served(name, ready(model, quick), defaults, shapes=shapes)
+    return Served(name, ready(model, quick), defaults, shapes=settings.shapes or usual)
 
 
 def texts_a_second(served: Served, settings: ServeBenchmark, batch: int, texts: int | None = None) -> float:

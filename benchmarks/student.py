@@ -276,7 +276,7 @@ def learner_of(
         about = spec_from(spec, CompassNet(preset=settings.preset).shape(), "nce")
         net = about.network().to(here.device).eval().requires_grad_(False)
         rollout = NavigatedChain(plan, spec, Compass(about, net, bf16=use_bf16("auto", here.device)))
-    parts = Parts(times=FS_DFM.times(plan), teacher=Average(), rollout=rollout, floor=FromData(spec.flow_schedule()))
+    parts = Parts(times=FS_DFM.times(plan), teacher=Average(), rollout=rollout, floor=FromData(spec))
     return Learner(StudentTask(plan, spec, None, parts, FLOW_BOUND), here, plan.loop, plan.optim, pool=pool)
 
 

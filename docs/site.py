@@ -13,7 +13,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "tsdfm"
-ROOT_PAGES = {"Contributing": "CONTRIBUTING.md", "Changelog": "CHANGELOG.md"}
+ROOT_PAGES = {"Contributing": "CONTRIBUTING.md", "Security": "SECURITY.md", "Changelog": "CHANGELOG.md"}
 
 
 def rooms() -> Iterator[tuple[str, str]]:

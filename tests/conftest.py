@@ -29,6 +29,7 @@ with contextlib.suppress(ImportError):  # tests that draw no examples also run w
 
     settings.register_profile("repeat", derandomize=True, max_examples=150, deadline=None, database=None)
     settings.register_profile("fuzz", max_examples=2000, deadline=None, database=None, print_blob=True)
+    settings.register_profile("once", max_examples=20_000, deadline=None, database=None, print_blob=True)
     settings.load_profile("repeat")  # `make fuzz` asks for the other one
 
 

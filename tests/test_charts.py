@@ -115,7 +115,7 @@ def test_marks_and_dashes_tell_methods_apart_and_hollow_ones_are_told() -> None:
 
 
 def test_names_cannot_break_out() -> None:
-    hostile = '</text><script>alert("x")</script>'
+    hostile = '</text><script>alert("x")</script>\x1b[2J\0'
     text = figure([[chart([hostile])]], hostile, hostile)
     assert "<script" not in text
     ElementTree.fromstring(text)

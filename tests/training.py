@@ -59,7 +59,7 @@ def student_task(settings: Any, spec: Any, valid: Any = None, *, teacher: Any = 
         times=found.times(settings),
         teacher=Average(),
         rollout=NavigatedChain(settings, spec, compass) if navigated else Chain(settings, spec),
-        floor=FromTeacher(teacher, reverse) if settings.target == "teacher" else FromData(spec.flow_schedule()),
+        floor=FromTeacher(teacher, reverse) if settings.target == "teacher" else FromData(spec),
     )
     return StudentTask(settings, spec, valid, parts, found.bound())
 

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 from tsdfm.lazy import BROUGHT
 
 __version__ = "0.1.0"
-__all__ = ["UserError", "__version__", "load"]
+__all__ = ["UserError", "__version__", "from_pretrained", "load"]
 
 if TYPE_CHECKING:
     from tsdfm.errors import UserError
+    from tsdfm.samples.hub import from_pretrained
     from tsdfm.samples.model import load
 
 
@@ -37,6 +38,10 @@ def __getattr__(name: str) -> Any:
         from tsdfm.samples.model import load
 
         return load
+    if name == "from_pretrained":
+        from tsdfm.samples.hub import from_pretrained
+
+        return from_pretrained
     if name == "UserError":
         from tsdfm.errors import UserError
 

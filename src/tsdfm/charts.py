@@ -12,9 +12,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import pairwise
 from typing import Literal
+
+from tsdfm.terminal import markup
 
 Scale = Literal["linear", "log", "log2"]
 Spot = tuple[float, float]
@@ -103,7 +104,7 @@ class Chart:
 
 def svg(chart: Chart) -> str:
     """A chart as an `<svg>` for the page."""
-    names = escape(f"{chart.title}: {', '.join(one.name for one in chart.series)}")
+    names = markup(f"{chart.title}: {', '.join(one.name for one in chart.series)}")
     inside = "".join(panel(chart))
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{names}">{inside}</svg>'
 
@@ -118,21 +119,21 @@ def figure(rows: Sequence[Sequence[Chart]], title: str, hint: str = "") -> str:
         if x > LEFT and x + long > LEGEND:
             widest, x, high = max(widest, x), float(LEFT), high + 18
         legend.append(f'<g class="s{style % 8}">{mark(style, x, high - 16)}</g>')
-        legend.append(f'<text class="name" x="{x + 10:.1f}" y="{high - 12}">{escape(name)}</text>')
+        legend.append(f'<text class="name" x="{x + 10:.1f}" y="{high - 12}">{markup(name)}</text>')
         x += long
     across = max((len(row) for row in rows), default=1) * WIDTH
     wide = max(across, widest, x, LEFT + 9 * len(title), LEFT + 7 * len(hint))
     colours = " ".join(f".s{i} {{ color: {colour}; }}" for i, colour in enumerate(COLOURS))
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide:.0f} {high}" role="img" '
-        f'aria-label="{escape(title)}">',
+        f'aria-label="{markup(title)}">',
         f'<style>{STYLE}{colours}</style><rect width="{wide:.0f}" height="{high}" fill="#fff"/>',
-        f'<text class="title" x="{LEFT}" y="20">{escape(title)}</text><text x="{LEFT}" y="38">{escape(hint)}</text>',
+        f'<text class="title" x="{LEFT}" y="20">{markup(title)}</text><text x="{LEFT}" y="38">{markup(hint)}</text>',
     ]
     for down, row in enumerate(rows):
         for right, chart in enumerate(row):
             place = f"translate({right * WIDTH} {HEAD + down * (HEIGHT + 24) + 24})"
-            head = f'<text class="panel" x="{LEFT}" y="-4">{escape(chart.caption)}</text>'
+            head = f'<text class="panel" x="{LEFT}" y="-4">{markup(chart.caption)}</text>'
             out += [f'<g class="chart" transform="{place}">', head, *panel(chart), "</g>"]
     return "\n".join([*out, *legend, "</svg>"]) + "\n"
 
@@ -176,7 +177,7 @@ def panel(chart: Chart) -> list[str]:
         at = LEFT + across.to(x) * (WIDTH - LEFT - RIGHT)
         return at, HEIGHT - BOTTOM - up.to(y) * (HEIGHT - top - BOTTOM)
 
-    out = [f'<text class="unit" x="0" y="10">{escape(chart.y.label)}</text>'] if top > 10 else []
+    out = [f'<text class="unit" x="0" y="10">{markup(chart.y.label)}</text>'] if top > 10 else []
     first = across.ticks[0]
     for value in up.ticks:
         y = place(first, value)[1]
@@ -191,7 +192,7 @@ def panel(chart: Chart) -> list[str]:
             out.append(f'<text x="{x:.1f}" y="{floor + 17}" text-anchor="middle">{pretty(value)}</text>')
             last = x
     middle = (LEFT + WIDTH - RIGHT) / 2
-    out.append(f'<text x="{middle}" y="{HEIGHT - 5}" text-anchor="middle">{escape(chart.x.label)}</text>')
+    out.append(f'<text x="{middle}" y="{HEIGHT - 5}" text-anchor="middle">{markup(chart.x.label)}</text>')
     taken = list[Line]()  # what labels stay clear of
     for value, _ in chart.refs:
         y = place(first, value)[1]
@@ -254,7 +255,7 @@ def turned(style: int) -> int:
 
 def mark(style: int, x: float, y: float, r: float = 4.0, *, hollow: bool = False, said: str = "") -> str:
     """The mark of a style: shapes differ, so colours need not."""
-    name, title = "hollow" if hollow else "dot", f"<title>{escape(said)}</title>" if said else ""
+    name, title = "hollow" if hollow else "dot", f"<title>{markup(said)}</title>" if said else ""
     shape = SHAPES[turned(style)]
     if not shape:
         return f'<circle class="{name}" cx="{x:.1f}" cy="{y:.1f}" r="{r:g}">{title}</circle>'
@@ -303,7 +304,7 @@ def clear(label: str, places: Sequence[Anchor], taken: list[Line], top: float) -
     x, y, anchor = best = min(places, key=crowd)
     (left, high), (right, low) = box(best)
     taken += [((left, level), (right, level)) for level in (high, y - 4, low)]
-    return f'<text class="reflabel" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(label)}</text>'
+    return f'<text class="reflabel" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{markup(label)}</text>'
 
 
 def meet(box: Line, line: Line) -> bool:

@@ -1,9 +1,11 @@
-"""What this machine has, so that what it cannot hold is refused before anything is made of it."""
+"""This machine: its memory, so that what it cannot hold is refused before it is made; its name; its processes."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import socket
+import uuid
 from pathlib import Path
 
 from tsdfm.errors import UserError
@@ -32,3 +34,32 @@ def amount(size: float) -> str:
         if size >= unit:
             return f"{size / unit:,.1f} {name}"
     return f"{size:,.0f} bytes"
+
+
+def machine() -> str:
+    """Where process numbers mean the same: this machine since it was started, and this container's own numbers."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:  # not Linux
+        return f"{socket.gethostname()} {uuid.getnode():x}"
+
+
+def started(pid: int) -> int | None:
+    """When a process began, in ticks since the machine did; None where that is not known, −1 where it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return -1 if fields[0] in "ZX" else int(fields[19])
+
+
+def alive(pid: int) -> bool:
+    """Is there a process of this number?"""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True  # another user's
+    except (ProcessLookupError, OverflowError):
+        return False
+    return started(pid) != -1

@@ -9,6 +9,7 @@ import contextlib
 import shlex
 import sys
 from collections.abc import Iterator
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 from unicodedata import category
@@ -86,6 +87,11 @@ def visible(text: str) -> str:
         c if c in SAFE or category(c) not in ("Cc", "Cf", "Cs", "Zl", "Zp") else c.encode("unicode_escape").decode()
         for c in text
     )
+
+
+def markup(text: str) -> str:
+    """The same inside a picture or a page: no tags either."""
+    return escape(visible(text))
 
 
 def short(number: float) -> str:

@@ -28,11 +28,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import chaos_files
 import chaos_outside
 import chaos_settings
+import chaos_silent
 import chaos_world
 from chaos_outside import Process, run_anew, run_process
 from chaos_run import Case, Outcome, try_case
 
-MODULES = (chaos_settings, chaos_outside, chaos_files)
+MODULES = (chaos_settings, chaos_silent, chaos_outside, chaos_files)
 MANY = {"schema": 12, "json": 4, "numbers": 4, "paths": 2}
 """Of roots with thousands of cases, every so many is tried."""
 

@@ -9,6 +9,7 @@ What ends otherwise is told by its kind:
     wordy       it was refused in no line, or in several
     hang        it took longer than `PATIENCE`
     lost        it was refused, and a file that was there is gone or changed
+    litter      it was refused, and has left a file that was not there
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ PATIENCE = 20  # seconds
 class Case:
     """What is done to the world, and then with it: `words` of the command line, or a `call` of Python.
 
-    `wanted` is "refused", "works", or "either" where both are right as long as it is done properly.
+    `wanted` is "refused", "works", or "either" where both are right as long as it is done properly. What `begins`
+    before the fault can be seen may leave what it made until then.
     """
 
     root: str
@@ -47,6 +49,7 @@ class Case:
     call: Callable[[Path], object] | None = None
     wanted: str = "refused"
     needs: tuple[str, ...] = ()
+    begins: bool = False
     environ: Mapping[str, str | None] = field(default_factory=dict)
 
 
@@ -133,7 +136,8 @@ def try_case(case: Case, world: Path, place: Path) -> Outcome:
         after = snapshot(place)
     if kind == "well" and case.wanted != "works" and code == 2:
         changed = [path for path, hashed in before.items() if after.get(path) != hashed]
-        kind = f"lost {changed[0]}" if changed else kind
+        new = [path for path in after if path not in before and not case.begins]
+        kind = f"lost {changed[0]}" if changed else f"litter {new[0]}" if new else kind
     return Outcome(case, kind, said.getvalue())
 
 

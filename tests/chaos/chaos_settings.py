@@ -298,13 +298,14 @@ def id_cases() -> Iterator[Case]:
         for name, more in (("teacher", ()), ("compass", compass), ("judge train", ())):
             words = (*name.split(), "--tokens", "tokens", "--out", "new", *small, *more)
             yield Case(
-                "ids", f"{name}: {value} in {split}", words, spoiled(split, value), needs=("tokens", "teacher-uniform")
-            )
+                "ids", f"{name}: {value} in {split}", words, spoiled(split, value), needs=("tokens", "teacher-uniform"),
+                begins=True,
+            )  # fmt: skip
         words = ("report", "measure", ".", "--samples", "2", "--steps", "2", "--teacher-steps", "2", "--device", "cpu")
         if split == "valid":
             yield Case(
                 "ids", "report: a token of no piece", (*words, "--out", "made"), spoiled(split, value),
-                needs=("tokens", "teacher-uniform"),
+                needs=("tokens", "teacher-uniform"), begins=True,
             )  # fmt: skip
 
 

@@ -13,12 +13,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 import chaos_files
 import chaos_outside
 import chaos_settings
+import chaos_silent
 import chaos_world
 from chaos_outside import Process, run_process
 from chaos_run import Case, judged, try_case
 
 FEW = {"numbers": 45, "paths": 17, "recipes": 9, "sizes": 5, "ids": 5, "schema": 97, "json": 13}
-FEW |= {"streams": 9, "folders": 3, "world": 5}
+FEW |= {"bytes": 9, "forged": 9, "names": 5, "lost": 7, "streams": 9, "folders": 3, "world": 5}
 """Every so many of a root's cases are tried here; those with a clock in them are not."""
 
 
@@ -28,7 +29,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def few(world: Path) -> list[Case]:
-    modules = (chaos_settings, chaos_files, chaos_outside)
+    modules = (chaos_settings, chaos_silent, chaos_files, chaos_outside)
     every = (case for module in modules for case in module.cases(world))
     roots = itertools.groupby(every, key=lambda case: case.root)
     return [case for root, some in roots if root in FEW for case in list(some)[1 :: FEW[root]]]

@@ -11,7 +11,7 @@ import pytest
 from tsdfm.corpus.run import run as make_corpus
 from tsdfm.corpus.settings import CorpusSettings
 from tsdfm.corpus.store import read_documents
-from tsdfm.corpus.sums import EQUATION, LARGE, SMALL, WORLDS, Sums, Verdict, judge, problems, read, sums_named
+from tsdfm.corpus.sums import EQUATION, SMALL, WORLDS, Sums, Verdict, judge, problems, read, sums_named
 from tsdfm.errors import UserError
 
 GOOD = Verdict(equations=1.0, follows=True, right=True)

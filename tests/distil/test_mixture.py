@@ -43,7 +43,7 @@ def task_of(kind: str, mixture: int = 3, data: float = 0.2, **sizes: int) -> tup
     spec = replace(plain, latent=True)
     velocity = Velocity(plain, stirred(plain, 1), plain.flow_source(), plain.flow_schedule())
     settings = Di4CSettings(tokens=Path("a"), init_from=Path("b"), out=Path("c"))
-    parts = Parts(Anywhere(0.25), Average(), OneStep(spec, velocity, 0), FromData(spec.flow_schedule()))
+    parts = Parts(Anywhere(0.25), Average(), OneStep(spec, velocity, 0), FromData(spec))
     task = MixtureTask(settings, spec, None, parts, None, mixture=mixture, data=data)
     task.model = stirred(spec, 2)
     task.bind(Context(ema=stirred(spec, 3).eval(), world=WORLD))
@@ -205,7 +205,7 @@ def test_it_writes_tokens_that_go_together_in_one_pass() -> None:
         optim=Di4COptim(lr=1e-2, warmup=20, ema=0.95),
     )
     teacher = Velocity(plain, net, plain.flow_source(), plain.flow_schedule())
-    parts = Parts(Anywhere(0.25), Average(), OneStep(spec, teacher, 0), FromData(spec.flow_schedule()))
+    parts = Parts(Anywhere(0.25), Average(), OneStep(spec, teacher, 0), FromData(spec))
     task = MixtureTask(settings, spec, None, parts, None, mixture=8, data=0.1)
     task.model.load_state_dict(net.state_dict(), strict=False)
     learner = Learner(task, WORLD, settings.loop, settings.optim)

@@ -232,16 +232,16 @@ def test_a_fitted_student_begins_as_its_teacher() -> None:
         for fit in (False, True):
             torch.manual_seed(0)
             student = spec.network()
-            start_from(student, teacher.state_dict(), step_size=False, fit=fit, where="here")
+            start_from(student, teacher.state_dict(), spec, step_size=False, fit=fit, where="here")
             gap[fit] = kl(wanted, student(x, t, h).log_softmax(-1)).mean().item()
     assert gap[True] < 0.02 * gap[False]
     again = spec.network()
-    start_from(again, student.state_dict(), step_size=True, fit=True, where="here")
+    start_from(again, student.state_dict(), spec, step_size=True, fit=True, where="here")
     assert all(torch.equal(a, b) for a, b in zip(again.parameters(), student.parameters(), strict=True))
     broken = dict(teacher.state_dict())
     broken.pop("norm.weight")
     with pytest.raises(UserError, match="other parts"):
-        start_from(spec.network(), broken, step_size=False, fit=False, where="here")
+        start_from(spec.network(), broken, spec, step_size=False, fit=False, where="here")
 
 
 def test_settings() -> None:

@@ -92,8 +92,8 @@ def test_a_distiller_may_keep_what_its_start_is_told_and_answers() -> None:
     assert (kept.method, kept.rounds, spec_for(settings, kept, Keeps()).rounds) == ("keeps", 2, 4)
     assert spec_for(settings, replace(mdlm, time=True), Keeps()).time
     assert kept.identity() == mdlm.identity()
-    with pytest.raises(UserError, match="cannot start from"):
-        spec_for(settings, mdlm, FSDFM())
+    student = spec_for(settings, mdlm, FSDFM())
+    assert (student.time, student.step_size, student.logits, student.jump) == (False, True, "subs", "cumulative")
     with pytest.raises(UserError, match="keeps is for the mask source, and b is of uniform"):
         spec_for(settings, SPEC, Keeps())
 

@@ -2,6 +2,7 @@ import io
 import json
 import math
 import os
+import shutil
 import signal
 import sys
 import time
@@ -163,6 +164,19 @@ def test_fewer_steps_than_there_are_do_not_finish_a_run(tmp_path: Path) -> None:
     assert (tmp_path / "manifest.json").read_bytes() == before
     train(tmp_path, ALONE, resume=True)
     assert (tmp_path / "manifest.json").read_bytes() == before  # a finished run is left as it is
+
+
+def test_what_a_kill_after_a_checkpoint_left_undone_is_done_on_resuming(tmp_path: Path) -> None:
+    """The best is named and old checkpoints go after the checkpoint is written: a kill may come between."""
+    loop = {"keep": 1, "eval_every": 2, "save_every": 1}
+    train(tmp_path, ALONE, loop=loop)
+    names, best = sorted(p.name for p in (tmp_path / "checkpoints").iterdir()), tmp_path / "checkpoints" / "best.json"
+    before = best.read_bytes()
+    best.unlink()
+    shutil.copytree(Store(tmp_path).at(6), Store(tmp_path).at(1))  # one that was to go
+    train(tmp_path, ALONE, loop=loop, resume=True)
+    assert best.read_bytes() == before
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == names
 
 
 def test_a_metric_that_no_evaluation_has_cannot_be_the_best(tmp_path: Path) -> None:

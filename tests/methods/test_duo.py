@@ -17,7 +17,6 @@ import tsdfm
 from tsdfm import kernels
 from tsdfm.cli import main
 from tsdfm.engine.settings import LoopSettings, OptimSettings
-from tsdfm.errors import UserError
 from tsdfm.flow import Cosine, Polynomial, RowNoise, Schedule, Uniform, solve
 from tsdfm.flow.logits import meaning_of
 from tsdfm.kernels.fused import fused_loss
@@ -270,11 +269,3 @@ def test_by_the_command_line(tokens: Path, tmp_path: Path, capsys: pytest.Captur
     for jump, said in (("duo-psi:2", "from 0 to 1"), ("duo-greedy:1", "no such dial"), ("remdm-conf", "mask source")):
         assert main(["sample", str(run), "--jump", jump]) == 2
         assert said in capsys.readouterr().err
-
-
-def test_it_is_not_rolled_out_as_a_flow(trained: DuoSettings, tokens: Path, tmp_path: Path) -> None:
-    from tsdfm.methods.fs_dfm import METHOD as FS_DFM
-    from tsdfm.methods.fs_dfm import FSDFMSettings
-
-    with pytest.raises(UserError, match="fs-dfm cannot start from"):
-        FS_DFM.train(FSDFMSettings(tokens=tokens, init_from=trained.out, out=tmp_path / "no"))

@@ -241,15 +241,6 @@ def test_proposals_are_those_of_the_model(trained: MDLMSettings) -> None:
     assert torch.equal(found[:, 0][x != spec.vocab], x[x != spec.vocab])
 
 
-def test_what_cannot_be_distilled_from_it(trained: MDLMSettings, tokens: Path, tmp_path: Path) -> None:
-    from tsdfm.methods.fs_dfm import METHOD as FS_DFM
-    from tsdfm.methods.fs_dfm import FSDFMSettings
-
-    with pytest.raises(UserError, match="fs-dfm cannot start from"):
-        FS_DFM.train(FSDFMSettings(tokens=tokens, init_from=trained.out, out=tmp_path / "no"))
-    assert not (tmp_path / "no").exists()
-
-
 def test_another_method_does_not_go_on_with_its_run(trained: MDLMSettings, tmp_path: Path) -> None:
     """The settings alone would not tell them apart."""
 

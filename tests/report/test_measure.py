@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import pytest
 import torch
 
 import tsdfm
+from processes import torchrun
+from tsdfm.cli import main as tsdfm_main
 from tsdfm.compass import load_compass
 from tsdfm.corpus.story_judge import judge
 from tsdfm.corpus.world import SMALL as SMALL_WORLD
@@ -260,3 +263,39 @@ def test_packed_rows_are_read_whole(report_home: Path, tmp_path: Path) -> None:
     assert "\n\n" in row["texts"][0]
     assert "valid" not in row
     assert row["ppl"] > 1
+
+
+def test_two_processes_share_the_cells_and_write_the_same_metrics(report_home: Path, tmp_path: Path) -> None:
+    runs = [str(report_home / name) for name in ("teacher-uniform", "fs-dfm-uniform")]
+    words = ["report", "measure", *runs, "--steps", "2,3", "--teacher-steps", "2", "--samples", "6", "--device", "cpu"]
+    words += ["--tokens", str(report_home / "tokens"), "--world", "small"]
+    alone = tsdfm_main([*words, "--out", str(tmp_path / "one")])
+    child = torchrun(tsdfm.__path__[0] + "/__main__.py", *words, "--out", str(tmp_path / "two"))
+    assert (alone, child.wait()) == (0, 0), child.said()
+    one, two = (json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("one", "two"))
+    told = {"tokens_per_s", "hardware"}  # threads are shared out among processes
+    assert [{k: v for k, v in row.items() if k not in told} for row in two] == [
+        {k: v for k, v in row.items() if k not in told} for row in one
+    ]
+    assert child.said().count("report measure") == 1
+
+
+def test_an_error_of_one_process_ends_all(report_home: Path, tmp_path: Path) -> None:
+    place = tmp_path / "fs"
+    shutil.copytree(report_home / "fs-dfm-uniform", place)
+    for path in place.rglob("*.safetensors"):
+        path.write_bytes(path.read_bytes()[:100])
+    words = [
+        "report",
+        "measure",
+        str(report_home / "teacher-uniform"),
+        str(place),
+        "--tokens",
+        str(report_home / "tokens"),
+    ]
+    words += ["--steps", "2", "--teacher-steps", "2", "--samples", "2", "--device", "cpu", "--world", "small"]
+    child = torchrun(tsdfm.__path__[0] + "/__main__.py", *words, "--out", str(tmp_path / "out"))
+    assert child.wait() != 0
+    assert "process 1: " in child.said()
+    assert "tsdfm: another process stopped with an error: see its message" in child.said()
+    assert not (tmp_path / "out" / "metrics.json").exists()

@@ -37,8 +37,8 @@ def test_the_image_copies_what_exists_and_serves_to_the_outside() -> None:
     assert json.loads(steps["ENTRYPOINT"]) == ["tsdfm"]
     made = settings(json.loads(steps["CMD"]))
     assert (made.host, str(made.port)) == ("0.0.0.0", re.findall(r"^EXPOSE (\d+)$", text, re.MULTILINE)[0])
-    assert "USER tsdfm" in text
-    assert text.index("USER tsdfm") < text.index("CMD [")
+    assert "--uid 1000 tsdfm" in text
+    assert text.index("USER 1000") < text.index("ENTRYPOINT [")
 
 
 def test_the_compose_file_fits_the_server() -> None:

@@ -14,8 +14,9 @@ import pytest
 
 from processes import Child
 from tsdfm.errors import UserError
+from tsdfm.machine import machine, started
 from tsdfm.store import lock as lock_module
-from tsdfm.store.lock import NAME, held, machine, started
+from tsdfm.store.lock import NAME, held
 
 
 def hold_for_ever(folder: str, go: str) -> None:
@@ -183,6 +184,19 @@ def test_a_file_system_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with held(tmp_path) as lock:
         lock.check()
         assert not lock_module._create(tmp_path / NAME, "other")
+
+
+def test_the_lock_of_one_that_was_killed_at_its_end_goes(tmp_path: Path) -> None:
+    lock_module.clear(tmp_path)
+    with held(tmp_path):
+        lock_module.clear(tmp_path)
+        assert (tmp_path / NAME).exists()  # it is alive
+    fake(tmp_path, machine="another")
+    lock_module.clear(tmp_path)
+    assert (tmp_path / NAME).exists()  # who knows
+    fake(tmp_path)
+    lock_module.clear(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_is_left_of_a_folder_in_which_nothing_was_made(tmp_path: Path) -> None:

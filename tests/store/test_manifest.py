@@ -10,7 +10,7 @@ import torch
 
 from tsdfm.engine.settings import LoopSettings
 from tsdfm.errors import UserError
-from tsdfm.store.files import disk, write_json
+from tsdfm.store.files import disk, unfinished, write_json
 from tsdfm.store.manifest import input_sha256, read_manifest, write_manifest
 
 
@@ -69,11 +69,44 @@ def test_missing_things_are_one_line(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
 def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
     path = write_json(tmp_path / "x.json", {"old": 1})
-    (tmp_path / f".x.json.tmp-{os.getpid()}").symlink_to("/dev/full")
+    unfinished(path).symlink_to("/dev/full")
     with pytest.raises(UserError, match="no disk space left"):
         write_json(path, {"new": 2})
     assert json.loads(path.read_text()) == {"old": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_a_link_stays_one(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to("real.json")
+    write_json(link, 2)
+    assert link.is_symlink()
+    assert (tmp_path / "real.json").read_text() == "2\n"
+
+
+@pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="needs names of streams")
+def test_the_names_of_streams(capfd: pytest.CaptureFixture[str]) -> None:
+    write_json("/dev/stdout", "out")
+    write_json("/dev/stderr", "err")
+    assert tuple(capfd.readouterr()) == ('"out"\n', '"err"\n')
+    assert Path("/dev/stdout").is_symlink()
+
+
+def test_a_pipe_is_written_to_and_stays_one(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_json(pipe, {"x": 1})
+    assert json.loads(os.read(reader, 100)) == {"x": 1}
+    os.close(reader)
+    assert pipe.is_fifo()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
+def test_a_full_device_is_told_and_stays_one(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no disk space left"):
+        write_json("/dev/full", {"x": 1})
+    assert Path("/dev/full").is_char_device()
 
 
 def test_a_file_in_the_way_of_a_folder(tmp_path: Path) -> None:

@@ -107,9 +107,9 @@ def test_a_killed_run_goes_on_and_gives_the_same_bytes(
     stamps = {p: (p.stat().st_ino, p.stat().st_mtime_ns) for p in finished}
     started = []
 
-    def spy(folder, split, start=0):
+    def spy(folder, split, start=0, *more, **named):
         started.append((split, start))
-        return read_documents(folder, split, start)
+        return read_documents(folder, split, start, *more, **named)
 
     monkeypatch.setattr(run_module, "read_documents", spy)
     run(settings(corpus, out, layout=layout))
@@ -123,6 +123,14 @@ def test_a_killed_run_goes_on_and_gives_the_same_bytes(
     assert sorted(p.name for p in out.iterdir()) == sorted(p.name for p in clean.iterdir())
     same = ("key", "splits", "tokenizer", "vocab_size", "dtype")
     assert [read_manifest(out)[k] for k in same] == [read_manifest(clean)[k] for k in same]
+
+
+def test_what_a_kill_after_the_manifest_left_goes(corpus: Path, tmp_path: Path) -> None:
+    out = run(settings(corpus, tmp_path / "out", tokenizer="byte", shard_rows=128))
+    names = sorted(p.name for p in out.iterdir())
+    (out / "progress.json").write_text("{}")
+    run(settings(corpus, out, tokenizer="byte", shard_rows=128))
+    assert sorted(p.name for p in out.iterdir()) == names
 
 
 def test_a_kill_from_outside_at_no_chosen_moment(corpus: Path, tmp_path: Path) -> None:

@@ -42,8 +42,9 @@ def test_marks_and_times_are_those_of_the_way() -> None:
 
 def test_a_token_is_never_markup_and_lines_have_their_length() -> None:
     made = way()
-    picture = trajectory_image([made, way("ts-dfm")])
+    picture = trajectory_image([made, way("ts-dfm \x1b[2J")])
     assert "<img" not in picture
+    assert r"\x1b[2J" in picture
     assert "onerror" in "".join(letters for _, letters in marks(picture))
     state = next(iter(made.rows[0].replay(made.mask)))
     lines = wrapped(made, made.rows[0], state, 3)

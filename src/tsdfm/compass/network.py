@@ -138,11 +138,11 @@ def spec_from(teacher: VelocitySpec, shape: Shape, objective: str) -> CompassSpe
 
 @torch.no_grad()
 def start_from_teacher(net: EnergyNet, teacher: Velocity) -> None:
-    """Take over the embedding, the lower blocks, and the mean of the time condition over t ∈ (0, 1)."""
+    """Take over the embedding, the lower blocks, and the mean over t ∈ (0, 1) of the condition it has at t."""
     theirs, mine = teacher.spec.shape, net.shape
     parts = ("width", "heads", "cond", "hidden", "positions")
     same = all(getattr(theirs, part) == getattr(mine, part) for part in parts)
-    if not same or theirs.depth < mine.depth or teacher.spec.step_size:
+    if not same or theirs.depth < mine.depth or teacher.spec.step_size or teacher.spec.decoder is not None:
         raise UserError(
             f"init = teacher needs its width {theirs.width}, heads {theirs.heads}, cond {theirs.cond}, mlp_ratio "
             f"{theirs.hidden // theirs.width}, positions {theirs.positions} and at most {theirs.depth} blocks, without "
@@ -155,4 +155,4 @@ def start_from_teacher(net: EnergyNet, teacher: Velocity) -> None:
     for block, source in zip(net.blocks, teacher.net.blocks, strict=False):
         block.load_state_dict(source.state_dict())
     t = (torch.arange(64, device=teacher.device) + 0.5) / 64
-    net.constant.copy_(teacher.net.condition(t, None).mean(0))
+    net.constant.copy_(teacher.net.condition(teacher.spec.told(t, t)[0], None).mean(0))

@@ -47,10 +47,13 @@ def file_kind(path: Path) -> str | None:
 
 
 @contextlib.contextmanager
-def open_text(path: Path) -> Iterator[IO[str]]:
-    """A text stream of a plain or packed UTF-8 file whose line ends are kept; damage becomes one clear line."""
+def open_text(path: Path, offset: int = 0) -> Iterator[IO[str]]:
+    """A text stream of a plain or packed UTF-8 file whose line ends are kept; damage becomes one clear line.
+
+    A gzip file may be read from a member on that begins at byte `offset`.
+    """
     try:
-        with _open_bytes(path) as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="\n") as text:
+        with _open_bytes(path, offset) as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="\n") as text:
             yield text
     except UnicodeDecodeError as problem:
         raise UserError(f"{path} is not UTF-8 text (byte {problem.object[problem.start]:#04x}): convert it") from None
@@ -62,16 +65,29 @@ def open_text(path: Path) -> Iterator[IO[str]]:
         raise UserError(f"may not read {path}") from None
 
 
-def _open_bytes(path: Path) -> IO[bytes]:
+def _open_bytes(path: Path, offset: int = 0) -> IO[bytes]:
     match path.suffix.lower():
         case ".gz":
-            return io.BufferedReader(gzip.open(path, "rb"), 1 << 20)
+            return io.BufferedReader(_Gzip(path, offset), 1 << 20)
         case ".xz":
             return lzma.open(path, "rb")
         case ".zst":
             return _open_zst(path)
         case _:
             return path.open("rb")
+
+
+class _Gzip(gzip.GzipFile):
+    """A gzip file from a byte on, closed with what reads it."""
+
+    def __init__(self, path: Path, offset: int) -> None:
+        self.below = path.open("rb")
+        self.below.seek(offset)
+        super().__init__(fileobj=self.below, mode="rb")
+
+    def close(self) -> None:
+        super().close()
+        self.below.close()
 
 
 def _open_zst(path: Path) -> IO[bytes]:

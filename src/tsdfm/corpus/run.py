@@ -2,51 +2,62 @@
 
 from __future__ import annotations
 
-import contextlib
-import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tsdfm import terminal
-from tsdfm.corpus.mixture import mix
-from tsdfm.corpus.progress import TextProgress
 from tsdfm.corpus.settings import CorpusSettings, SourceSettings
-from tsdfm.corpus.source import Document, find_files, read
-from tsdfm.corpus.split import SPLITS, Spare, split_of
-from tsdfm.corpus.store import SplitWriter, read_documents, split_file
+from tsdfm.corpus.source import find_files, units_of
+from tsdfm.corpus.split import SPLITS
+from tsdfm.corpus.store import split_file
+from tsdfm.corpus.write import PROGRESS, State, key_of, known, leave, write_splits
 from tsdfm.errors import UserError
 from tsdfm.settings import to_dict
 
 
 def run(settings: CorpusSettings) -> Path:
-    """Make the corpus and return its folder. A finished corpus of the same settings and inputs is left as it is."""
-    from tsdfm.store.files import disk, sync_folder
-    from tsdfm.store.lock import held
+    """Make the corpus, or one part of it, and return its folder. Run it again after a kill and it goes on.
+
+    A finished corpus of the same settings and inputs is left as it is.
+    """
+    from tsdfm.corpus.parts import run_part
+    from tsdfm.store.lock import clear, held
+    from tsdfm.store.parts import part_of
 
     sources, out = settings.all_sources(), settings.out
-    inputs = _local_inputs(sources, out)
+    inputs, lock = _local_inputs(sources, out), out.with_name(f".{out.name}.lock")
+    if (part := part_of(settings.part)) is not None:
+        return tell(out) if run_part(settings, part) else out
     if _finished(settings, inputs):
-        return _tell(out, " (there already)")
-    with held(out, out.with_name(f".{out.name}.lock")):
+        clear(out, lock)
+        return tell(out, " (there already)")
+    with held(out, lock):
         if _finished(settings, inputs):  # by another process, in between
-            return _tell(out, " (there already)")
-        work = out.with_name(f".{out.name}.tmp-corpus")
-        try:
-            with disk(out):
-                shutil.rmtree(work, ignore_errors=True)
-                work.mkdir(parents=True)
-                counts = _write(settings, sources, work)
-                _finish(settings, work, counts, inputs)
-                work.rename(out)
-                sync_folder(out.parent)
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-    return _tell(out)
+            return tell(out, " (there already)")
+        _make(settings, sources, inputs)
+    return tell(out)
 
 
-def _tell(out: Path, more: str = "") -> Path:
+def _make(settings: CorpusSettings, sources: tuple[SourceSettings, ...], inputs: dict[str, Path]) -> None:
+    from tsdfm.store.files import disk, sync_folder
+
+    out = settings.out
+    work = out.with_name(f".{out.name}.tmp-corpus")
+    try:
+        with disk(out):
+            units = [units_of(source) for source in sources]
+            key = key_of(settings, worlds_of(sources), units)
+            _finish(settings, work, write_splits(settings, sources, units, work, key), inputs)
+            (work / PROGRESS).unlink(missing_ok=True)
+            work.rename(out)
+            sync_folder(out.parent)
+    finally:
+        leave(work)
+
+
+def tell(out: Path, more: str = "") -> Path:
     """Say what was made, where it lies and what comes next."""
     from tsdfm.store.manifest import read_manifest
 
@@ -86,8 +97,12 @@ def _finished(settings: CorpusSettings, inputs: dict[str, Path]) -> bool:
     if not out.is_dir() or not (out / NAME).is_file():
         raise UserError(f"{out} is in the way: it is not a corpus; remove it or give another --out")
     found = read_manifest(out)
-    worlds = _worlds(settings.all_sources())
-    if found.get("stage") == "corpus" and _same(found["settings"], settings) and found.get("worlds") == worlds:
+    worlds = worlds_of(settings.all_sources())
+    if (
+        found.get("stage") == "corpus"
+        and known(found["settings"]) == known(to_dict(settings))
+        and found.get("worlds") == worlds
+    ):
         hashes = {name: describe(path)["sha256"] for name, path in inputs.items()}
         if hashes == {name: there["sha256"] for name, there in found["inputs"].items()}:
             check_sizes(out, listed(out))
@@ -95,7 +110,7 @@ def _finished(settings: CorpusSettings, inputs: dict[str, Path]) -> bool:
     raise UserError(f"{out} already holds something made with other settings or texts: remove it or give another --out")
 
 
-def _worlds(sources: tuple[SourceSettings, ...]) -> dict[str, str]:
+def worlds_of(sources: tuple[SourceSettings, ...]) -> dict[str, str]:
     """The fingerprints of the worlds among the sources: one may change with a new version, or with its weights."""
     from tsdfm.corpus.storyteller import WEIGHTS, folder_of
     from tsdfm.corpus.sums import sums_named
@@ -114,90 +129,37 @@ def _worlds(sources: tuple[SourceSettings, ...]) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def _same(found: dict[str, Any], settings: CorpusSettings) -> bool:
-    return _known(found) == _known(to_dict(settings))
-
-
-def _known(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides a corpus; a prompt that is none is left out, as corpora made before there were any have it."""
-    kept = {name: value for name, value in settings.items() if name != "out" and (name, value) != ("prompt", None)}
-    return {**kept, "sources": [_known(source) for source in settings.get("sources", ())]}
-
-
-def _write(settings: CorpusSettings, sources: tuple[SourceSettings, ...], work: Path) -> list[Counter[str]]:
-    """Write both splits; returns, for each source, the counts `train/documents`, `train/characters`, …"""
-    counts: list[Counter[str]] = [Counter() for _ in sources]
-    streams = [read(source) for source in sources]
-    weights = [source.weight for source in sources]
-    spare = Spare(settings.seed)
-    with _writing(work, counts) as write, TextProgress("corpus") as progress:
-        for index, document in mix(streams, weights, settings.stop):
-            split = split_of(document.key, settings.valid, settings.seed)
-            write(split, index, document)
-            if settings.valid > 0:
-                spare.see(split, index, document)
-            progress.advance(1, len(document.text))
-    keep, hold = spare.parts(settings.valid)
-    return _hold_out(work, spare, keep, hold, len(sources)) if hold else counts
-
-
-@contextlib.contextmanager
-def _writing(work: Path, counts: list[Counter[str]]) -> Iterator[Callable[[str, int, Document], None]]:
-    """A function that writes a document of a source into a split, and counts it."""
-    with contextlib.ExitStack() as stack:
-        writers = {split: stack.enter_context(SplitWriter(work, split)) for split in SPLITS}
-
-        def write(split: str, index: int, document: Document) -> None:
-            writers[split].write(document)
-            counts[index][f"{split}/documents"] += 1
-            counts[index][f"{split}/characters"] += len(document.text)
-
-        yield write
-
-
-def _hold_out(work: Path, spare: Spare, keep: str, hold: str, sources: int) -> list[Counter[str]]:
-    """Write the splits again: of the spare text `keep` is for training and `hold` is held out."""
-    counts: list[Counter[str]] = [Counter() for _ in range(sources)]
-    assert spare.document is not None  # else nothing is held out
-    whole = work / "whole"
-    whole.mkdir()
-    split_file(work, spare.split).rename(split_file(whole, spare.split))
-    with _writing(work, counts) as write:
-        for index, document in zip(spare.sources, read_documents(whole, spare.split), strict=True):
-            mine = document.key == spare.document.key
-            if document.prompt:
-                write("valid" if mine else "train", index, document)
-                continue
-            for split, text in (("train", keep), ("valid", hold)) if mine else (("train", document.text),):
-                if text:
-                    write(split, index, document._replace(text=text))
-    shutil.rmtree(whole)
-    what = f"the end of {spare.document.origin}" if keep else spare.document.origin
-    terminal.say(f"note: so few documents cannot be shared out by chance: {what} is held out")
-    return counts
-
-
-def _finish(settings: CorpusSettings, work: Path, counts: list[Counter[str]], inputs: dict[str, Path]) -> None:
-    from tsdfm.store.files import file_sha256
+def _finish(settings: CorpusSettings, work: Path, state: State, inputs: dict[str, Path]) -> None:
     from tsdfm.store.manifest import write_manifest
 
+    check_any(state.counts)
+    splits = {split: about_file(split_file(work, split), split, state) for split in SPLITS}
+    write_manifest(work, stage="corpus", settings=settings, inputs=inputs, extra=about_text(settings, state, splits))
+
+
+def check_any(counts: list[Counter[str]]) -> None:
+    """Refuse a corpus that has nothing to train on."""
     totals = sum(counts, Counter())
     if not totals["train/documents"]:
         why = f"all {totals['valid/documents']} documents were held out" if totals else "no document has any text"
         raise UserError(f"the corpus is empty ({why}): check the sources, limit and valid")
-    splits = {}
-    for split in SPLITS:
-        file = split_file(work, split)
-        splits[split] = {**_both(totals, split), "bytes": file.stat().st_size, "sha256": file_sha256(file)}
-    labels = [source.label for source in settings.all_sources()]
-    shares = [{"source": label, **{s: _both(c, s) for s in SPLITS}} for label, c in zip(labels, counts, strict=True)]
-    write_manifest(
-        work,
-        stage="corpus",
-        settings=settings,
-        inputs=inputs,
-        extra={"splits": splits, "sources": shares, "worlds": _worlds(settings.all_sources())},
-    )
+
+
+def about_file(path: Path, split: str, state: State) -> dict[str, Any]:
+    """What a manifest says of a split's file; of its gzip members only where there are several."""
+    from tsdfm.store.files import file_sha256
+
+    members = state.splits[split].members
+    about = {**_both(sum(state.counts, Counter()), split), "bytes": path.stat().st_size, "sha256": file_sha256(path)}
+    return {**about, "members": members} if len(members) > 1 else about
+
+
+def about_text(settings: CorpusSettings, state: State, splits: Mapping[str, Any]) -> dict[str, Any]:
+    """What a manifest says of a corpus."""
+    sources = settings.all_sources()
+    counts = zip([source.label for source in sources], state.counts, strict=True)
+    shares = [{"source": label, **{split: _both(count, split) for split in SPLITS}} for label, count in counts]
+    return {"splits": splits, "sources": shares, "worlds": worlds_of(sources)}
 
 
 def _both(counts: Counter[str], split: str) -> dict[str, int]:

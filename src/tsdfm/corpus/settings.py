@@ -20,6 +20,7 @@ from typing import Literal
 from tsdfm.errors import UserError
 from tsdfm.ranges import SEED
 from tsdfm.settings import Settings, option, required
+from tsdfm.store.parts import part_of
 
 Kind = Literal["auto", "text", "jsonl", "parquet", "hub", "world", "storyteller", "sums"]
 Cut = Literal["whole", "lines", "paragraphs", "wikitext"]
@@ -97,6 +98,11 @@ class CorpusSettings(Settings):
         below=1,
     )
     seed: int = option(0, "seed of the split, and of the world if it is the one source", **SEED)
+    part: str | None = option(None, "make one part of several, i/n from 0/n to (n-1)/n, each by a process of its own")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        part_of(self.part)
 
     def all_sources(self) -> tuple[SourceSettings, ...]:
         """The sources of the recipe, or the one given by flags."""

@@ -5,18 +5,67 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from tsdfm.corpus.files import Document, file_kind, read_jsonl, read_parquet, read_text
 from tsdfm.corpus.hub import read_hub
 from tsdfm.corpus.settings import SourceSettings
 from tsdfm.errors import UserError
 
-__all__ = ["Document", "find_files", "read"]
+__all__ = ["Document", "Place", "Reader", "Unit", "find_files", "read", "units_of"]
+
+STORIES = 1000  # of a world that are drawn as one unit
 
 
-def read(source: SourceSettings | Path | str) -> Iterator[Document]:
+class Unit(NamedTuple):
+    """A stretch of a source that can be read on its own: a file, some stories of a world, or all of a hub dataset."""
+
+    read: Callable[[], Iterator[Document]]
+    size: int = 1  # bytes of a file, stories of a world
+    path: Path | None = None
+
+
+class Place(NamedTuple):
+    """Where a reader is: the number of its unit, documents read of that, and documents given of all."""
+
+    unit: int = 0
+    read: int = 0
+    given: int = 0
+
+
+class Reader(Iterator[Document]):
+    """The documents of some units of a source, from a place on, up to the source's limit.
+
+    A text without a visible character is read and not given. A reader that is made with another's `place` gives what
+    that one had not given yet.
+    """
+
+    def __init__(self, source: SourceSettings, units: Sequence[Unit], place: Place | None = None) -> None:
+        self.source, self.units, self.place = source, units, place or Place()
+        self._stream = self._documents()
+
+    def __next__(self) -> Document:
+        if self.source.limit is not None and self.place.given >= self.source.limit:
+            raise StopIteration
+        return next(self._stream)
+
+    def _documents(self) -> Iterator[Document]:
+        for unit in range(self.place.unit, len(self.units)):
+            _, read, given = self.place
+            for text, origin, prompt, group in itertools.islice(self.units[unit].read(), read, None):
+                read += 1
+                text, prompt = clean(prepared(text, self.source)), clean(prepared(prompt, self.source))
+                given += bool(text.strip())
+                self.place = Place(unit, read, given)
+                if text.strip():
+                    yield Document(text, origin, prompt, group)
+            self.place = Place(unit + 1, 0, given)
+
+
+def read(source: SourceSettings | Path | str) -> Reader:
     """The documents of a source, in a fixed order. Texts without a visible character are passed over.
 
     for document in read("texts"):      # a folder, or one file
@@ -24,12 +73,7 @@ def read(source: SourceSettings | Path | str) -> Iterator[Document]:
     """
     if not isinstance(source, SourceSettings):
         source = SourceSettings(path=Path(source))
-    rounds = itertools.chain.from_iterable(_read_once(source) for _ in range(source.repeat))
-    made = (
-        Document(clean(prepared(text, source)), origin, clean(prepared(prompt, source)), group)
-        for text, origin, prompt, group in rounds
-    )
-    return itertools.islice((document for document in made if document.text.strip()), source.limit)
+    return Reader(source, units_of(source))
 
 
 def prepared(text: str, source: SourceSettings) -> str:
@@ -76,18 +120,20 @@ def tidy(text: str) -> str:
     return re.sub(r" ?(?:(?<!-)--(?!-)|—) ?", "—", text).strip()
 
 
-def _read_once(source: SourceSettings) -> Iterator[Document]:
+def units_of(source: SourceSettings) -> list[Unit]:
+    """The stretches of a source, in the order they are read."""
     if source.path is not None:
-        yield from _read_files(source, source.path)
-    elif (world := source.world()) is not None:
-        yield from _read_world(source, *world)
-    elif source.kind in ("auto", "hub"):
-        yield from read_hub(source)
-    else:
-        raise UserError(f"source {source.label!r} of kind {source.kind!r} needs a path, not a name")
+        root = source.path
+        once = [Unit(partial(_read_file, source, root, path), path.stat().st_size, path) for path in find_files(source)]
+        return once * source.repeat
+    if (world := source.world()) is not None:
+        return _world_units(source, *world)
+    if source.kind in ("auto", "hub"):
+        return [Unit(partial(read_hub, source))] * source.repeat
+    raise UserError(f"source {source.label!r} of kind {source.kind!r} needs a path, not a name")
 
 
-def _read_world(source: SourceSettings, kind: str, which: str) -> Iterator[Document]:
+def _world_units(source: SourceSettings, kind: str, which: str) -> list[Unit]:
     """Stories drawn from a world: `world:small` names one of several, `storyteller:FOLDER` a model's folder.
 
     `sums:small` draws word problems, whose texts are the answers to their prompts; those of one sum are in one split.
@@ -95,42 +141,53 @@ def _read_world(source: SourceSettings, kind: str, which: str) -> Iterator[Docum
     without_prompt(source, "a world")
     if source.limit is None:
         raise UserError("a world has no end: give limit, the number of stories")
-    if kind == "sums":
-        from tsdfm.corpus.sums import problems, sums_named
-
-        sums = sums_named(which or "large")
-        for number, problem in enumerate(problems(source.seed, source.limit, world=sums)):
-            origin = f"sums:{sums.name}:{source.seed}:{number}"
-            yield Document(problem.answer, origin, problem.prompt, str(problem.sum))
-        return
-    if kind == "world":
-        from tsdfm.corpus.world import stories, world_named
-
-        world = world_named(which or "full")
-        texts, name = stories(source.seed, source.limit, world=world), f"world:{world.name}"
-    else:
-        from tsdfm.corpus.storyteller import teller_from
-
-        texts, name = teller_from(which).stories(source.seed, source.limit), kind
-    for number, text in enumerate(texts):
-        yield Document(text, f"{name}:{source.seed}:{number}")
+    if kind == "storyteller":
+        return [Unit(partial(_told, source, which))]
+    draw = _sums if kind == "sums" else _stories
+    starts = range(0, source.limit, STORIES)
+    counts = [min(STORIES, source.limit - start) for start in starts]
+    return [
+        Unit(partial(draw, source, which, start, count), count) for start, count in zip(starts, counts, strict=True)
+    ]
 
 
-def _read_files(source: SourceSettings, root: Path) -> Iterator[Document]:
-    for path in find_files(source):
-        kind = source.kind if source.kind != "auto" else file_kind(path)
-        place = path.relative_to(root).as_posix() if root.is_dir() else path.name
-        place = os.fsencode(place).decode("utf-8", "replace")  # a name need not be text
-        match kind:
-            case "jsonl":
-                documents = read_jsonl(path, source.field, source.prompt)
-            case "parquet":
-                documents = read_parquet(path, source.field, source.prompt)
-            case _:
-                without_prompt(source, path.name)
-                documents = read_text(path, source.cut)
-        for document in documents:
-            yield document._replace(origin=place + document.origin.removeprefix(path.name))
+def _told(source: SourceSettings, which: str) -> Iterator[Document]:
+    from tsdfm.corpus.storyteller import teller_from
+
+    for number, text in enumerate(teller_from(which).stories(source.seed, source.limit or 0)):
+        yield Document(text, f"storyteller:{source.seed}:{number}")
+
+
+def _stories(source: SourceSettings, which: str, start: int, count: int) -> Iterator[Document]:
+    from tsdfm.corpus.world import stories, world_named
+
+    world = world_named(which or "full")
+    for number, text in enumerate(stories(source.seed, count, start, world=world), start):
+        yield Document(text, f"world:{world.name}:{source.seed}:{number}")
+
+
+def _sums(source: SourceSettings, which: str, start: int, count: int) -> Iterator[Document]:
+    from tsdfm.corpus.sums import problems, sums_named
+
+    sums = sums_named(which or "large")
+    for number, problem in enumerate(problems(source.seed, count, start, world=sums), start):
+        yield Document(problem.answer, f"sums:{sums.name}:{source.seed}:{number}", problem.prompt, str(problem.sum))
+
+
+def _read_file(source: SourceSettings, root: Path, path: Path) -> Iterator[Document]:
+    kind = source.kind if source.kind != "auto" else file_kind(path)
+    place = path.relative_to(root).as_posix() if root.is_dir() else path.name
+    place = os.fsencode(place).decode("utf-8", "replace")  # a name need not be text
+    match kind:
+        case "jsonl":
+            documents = read_jsonl(path, source.field, source.prompt)
+        case "parquet":
+            documents = read_parquet(path, source.field, source.prompt)
+        case _:
+            without_prompt(source, path.name)
+            documents = read_text(path, source.cut)
+    for document in documents:
+        yield document._replace(origin=place + document.origin.removeprefix(path.name))
 
 
 def without_prompt(source: SourceSettings, what: str) -> None:

@@ -9,23 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from tsdfm.distil.chain import Heads
-from tsdfm.flow.logits import own_weight
+from tsdfm.distil.meaning import Raise, own_tokens
 from tsdfm.kernels import fused
-from tsdfm.kernels.fused import Objective, Target
-from tsdfm.kernels.reward import Raised
+from tsdfm.kernels.fused import Target
 from tsdfm.nn.velocity import VelocitySpec
-
-Raise = tuple[Tensor, Tensor]
-
-
-def own_tokens(spec: VelocitySpec, x: Tensor, t: Tensor) -> Raise | None:
-    """What turns a network's answers to states x [B, L] at t [B] into logits of x_1: the tokens at the free positions
-    [N], and by how much their columns are raised. None where the answers are that already, wherever they are asked."""
-    if spec.logits != "others":
-        return None
-    free = x[:, spec.anchor :]
-    weight = own_weight(free, t[:, None], spec.flow_schedule(), spec.flow_source())
-    return free.flatten(), weight.flatten()
 
 
 @torch.no_grad()
@@ -42,11 +29,6 @@ def own_answer(hidden: Tensor, head: nn.Linear, own: Raise | None = None) -> Tar
     heads = Heads(copy=False)
     heads.keep(hidden.detach(), head)
     return Target([hidden.detach()], (1.0,), *heads.parts(), own)
-
-
-def read(objective: Objective, own: Raise | None) -> Objective:
-    """An objective of logits of x_1 as one of a network's answers."""
-    return objective if own is None else Raised(objective, *own)
 
 
 @torch.no_grad()

@@ -7,6 +7,8 @@
 Every stage sees the step size h/2. Midpoints are chained, x_t → mid1 → mid2 → mid3, each a jump of h/2 by the policy;
 the third starts at t + h/2 again, as RK-4 has it. The head is linear and the same in all stages, so the average of the
 logits is the head of the averaged hidden states: only hidden states are kept, and logits live one stage at a time.
+A network that is told, or answers, something else than t and logits of x_1 is asked and read as its spec says
+(`distil.meaning`).
 """
 
 from __future__ import annotations
@@ -20,12 +22,14 @@ import torch
 from torch import Tensor, nn
 
 from tsdfm import kernels
+from tsdfm.distil.meaning import ROLLED, Stages, own_tokens, read
 from tsdfm.distil.midpoint import Blind, Policy, near
 from tsdfm.distil.parts import States, Teacher
 from tsdfm.distil.settings import StudentSettings
 from tsdfm.distil.stats import Stats
 from tsdfm.engine.sharded import sharded_module
 from tsdfm.engine.task import Context
+from tsdfm.errors import UserError
 from tsdfm.flow import CumulativeJump, Noise
 from tsdfm.kernels.fused import Divergence, Objective, Target, compute_dtype
 from tsdfm.kernels.head import Head, padded
@@ -63,6 +67,10 @@ class Chain:
         self.jump = CumulativeJump(spec.flow_schedule(), spec.flow_source())
         self.recorded: RecordedTarget | None = None
         self.held: Tensor | None = None
+        if spec.step_size and spec.logits not in ROLLED:
+            raise UserError(f"a model whose logits are {spec.logits} cannot be rolled out: start from mdlm, duo or dfm")
+        if spec.logits != "plain" and settings.average == "probabilities":
+            raise UserError(f"average probabilities needs plain answers, and these are {spec.logits}: use logits")
 
     def bind(self, context: Context, teacher: Teacher, student: nn.Module) -> None:
         if self.spec.anchor:
@@ -74,7 +82,7 @@ class Chain:
 
     def may_record(self) -> bool:
         """Is a target made of the same operations in every step?"""
-        return True
+        return self.spec.logits == "plain" and self.spec.time and self.spec.clock == "t"
 
     def begin(self, batch: Any, teacher: nn.Module, step: int) -> None: ...
 
@@ -89,10 +97,14 @@ class Chain:
         self, teacher: nn.Module, states: States, step: int, stats: Stats | None
     ) -> tuple[Objective | None, Tensor | None]:
         target = self.target(teacher, states, step, stats)
-        return None if target is None else Divergence(target, self.settings.divergence == "reverse"), None
+        if target is None:
+            return None, None
+        x_t = states.x_t[: states.large]
+        own = own_tokens(self.spec, x_t, near(states.t[: states.large], x_t))
+        return read(Divergence(target, self.settings.divergence == "reverse"), own), None
 
     def target(self, teacher: nn.Module, states: States, step: int, stats: Stats | None) -> Target | None:
-        """The distribution of the large steps' free positions, or None where there is no such row."""
+        """The distribution of the large steps' learned positions, or None where there is no such row."""
         rows, given = states.large, None if states.given is None else states.given[: states.large]
         policy = self.policy(step, stats, given)
         if rows == 0 and sharded_module(teacher) and states.most > 0:
@@ -103,7 +115,8 @@ class Chain:
         first = torch.arange(rows, device=states.noise.rows.device)
         whole = max(rows, states.most) if states.x_t.is_cuda else rows
         x_t, t, h = states.x_t[:whole], states.t[:whole], states.h[:whole]
-        make: Callable[..., Target] = partial(target_of, teacher)
+        places = None if states.places is None else states.places[1][: states.cut]
+        make: Callable[..., Target] = partial(target_of, teacher, spec=self.spec, places=places)
         if self.recorded is not None and self.recorded.fits(teacher, policy, x_t):
             make = self.recorded
         noise, spec = states.noise.select(first), self.spec
@@ -129,17 +142,21 @@ def target_of(
     average: str = "logits",
     anchor: int = 0,
     rows: int | None = None,
+    *,
+    spec: VelocitySpec | None = None,
+    places: Tensor | None = None,
 ) -> Target:
     """The target for states x_t [B, L] at t [B] over h [B] (best on the host, in float64), as one list of positions.
 
-    The first `anchor` positions of every row are left out. Only the first `rows` are wanted (none: all, and `noise` is
-    theirs): others keep the batch at one size, so that a compiled semi-teacher is compiled once; they do not move.
+    The first `anchor` positions of every row are left out, or all but `places` (`Stages`). Only the first `rows` are
+    wanted (none: all, and `noise` is theirs): others keep the batch at one size, so that a compiled semi-teacher is
+    compiled once; they do not move. `spec` says what it is told and what it answers (none: t and h, logits of x_1).
     """
     rows = len(x_t) if rows is None else rows
-    heads = Heads(copy=sharded_module(semi))
+    heads, stages = Heads(copy=sharded_module(semi)), Stages(average, anchor, spec, places)
     sent = send(host_side(t, h, policy, estimator, rows), x_t)
-    kept = chain(semi, x_t, sent, policy, noise, heads, estimator, average, anchor, rows)
-    return Target(kept, estimator.shares if average == "probabilities" else (1.0,), *heads.parts())
+    chain(semi, x_t, sent, policy, noise, heads, estimator, stages, rows)
+    return stages.target(estimator.shares, *heads.parts())
 
 
 def host_side(t: Tensor, h: Tensor, policy: Policy, estimator: Estimator, rows: int) -> list[Tensor]:
@@ -174,27 +191,24 @@ def chain(
     noise: Noise,
     heads: Heads,
     estimator: Estimator,
-    average: str,
-    anchor: int,
+    stages: Stages,
     rows: int,
-) -> list[Tensor]:
-    """The stages and the midpoints between them, with what the host `sent`: hidden states [N, D] of a `Target`."""
-    x, kept, last = x_t, list[Tensor](), estimator.midpoints
+) -> None:
+    """The stages and the midpoints between them, with what the host `sent`; their hidden states go into `stages`."""
+    x, last, spec = x_t, estimator.midpoints, stages.spec
+    mean = None if spec is None else spec.meaning()
     times, half, above = sent[: last + 1], sent[last + 1], sent[last + 2 :]
     small = half.float()
     for stage, (time, share) in enumerate(zip(times, estimator.shares, strict=True)):
-        hidden, logits = _stage(semi, x, time.float(), small, heads, last=stage == last)
-        hidden = hidden[:rows, anchor:].flatten(0, 1)
-        if average == "probabilities" or not kept:
-            kept.append(hidden if average == "probabilities" else hidden * share)
-        else:
-            kept[0] += hidden * share
+        told = (time.float(), small) if spec is None else spec.told(time.float(), small)
+        hidden, logits = _stage(semi, x, told, heads, last=stage == last)
+        stages.add(hidden[:rows], x[:rows], time[:rows], share)
         if logits is not None:
+            logits = logits[:rows] if mean is None else mean(logits[:rows], x[:rows], time[:rows, None])
             # a jump starts where its stage was: mid3 leaves mid2 at t + h/2
-            moved = policy.advance(x[:rows], logits[:rows], time[:rows], half[:rows], above[stage], noise)
+            moved = policy.advance(x[:rows], logits, time[:rows], half[:rows], above[stage], noise)
             x = moved if rows == len(x) else torch.cat([moved, x[rows:]])
             del logits
-    return kept
 
 
 class Heads:
@@ -235,10 +249,10 @@ class Heads:
 
 
 def _stage(
-    semi: nn.Module, x: Tensor, t: Tensor, h: Tensor, heads: Heads, *, last: bool
+    semi: nn.Module, x: Tensor, told: tuple[Tensor | None, ...], heads: Heads, *, last: bool
 ) -> tuple[Tensor, Tensor | None]:
     """The hidden states of a stage and, but for the last, its logits."""
-    found: tuple[Tensor, Tensor | None] = semi(x, t, h, then=heads.keep if last else heads.logits)
+    found: tuple[Tensor, Tensor | None] = semi(x, *told, then=heads.keep if last else heads.logits)
     return found
 
 

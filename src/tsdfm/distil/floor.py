@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from tsdfm.distil.chain import Heads
+from tsdfm.distil.meaning import Raise, own_tokens, read
 from tsdfm.distil.midpoint import near
 from tsdfm.distil.parts import States
 from tsdfm.distil.settings import StudentSettings
 from tsdfm.engine.distributed import Processes
 from tsdfm.errors import UserError
-from tsdfm.flow import Schedule
 from tsdfm.flow.logits import readable_as
 from tsdfm.flow.loss import LAST_TIME
 from tsdfm.kernels.fused import Divergence, GeneralisedKL, Objective, Target
@@ -26,13 +26,20 @@ from tsdfm.store.bundle import find_weights
 class FromData:
     """The generalised KL against x_1, with its weight κ̇/(1−κ)."""
 
-    schedule: Schedule
+    spec: VelocitySpec
 
     def __call__(self, states: States, x_1: Tensor, x_t: Tensor) -> tuple[Objective | None, Tensor]:
         t = states.t[states.large :]
         if len(t) == 0:
             return None, t
-        return GeneralisedKL(x_1, x_t), self.schedule.rate(t.clamp(max=LAST_TIME))
+        weight = self.spec.flow_schedule().rate(t.clamp(max=LAST_TIME))
+        return read(GeneralisedKL(x_1, x_t), own_small(self.spec, states)), weight
+
+
+def own_small(spec: VelocitySpec, states: States) -> Raise | None:
+    """`own_tokens` of the rows with the smallest step."""
+    x_t = states.x_t[states.large :]
+    return own_tokens(spec, x_t, near(states.t[states.large :], x_t))
 
 
 @dataclass(frozen=True)
@@ -50,8 +57,8 @@ class FromTeacher:
         with torch.no_grad():
             told = spec.told(near(t, x_t).float(), near(h, x_t).float())
             hidden, _ = self.teacher.net(states.x_t[states.large :], *told, then=heads.keep)
-        hidden = states.learned_small(hidden)
-        return Divergence(Target([hidden], (1.0,), *heads.parts()), self.reverse), torch.ones_like(t)
+        hidden, own = states.learned_small(hidden), own_small(spec, states)
+        return read(Divergence(Target([hidden], (1.0,), *heads.parts(), own), self.reverse), own), torch.ones_like(t)
 
 
 def frozen_teacher(settings: StudentSettings, spec: VelocitySpec, world: Processes) -> FromTeacher | None:

@@ -24,8 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from tsdfm.compass.propose import propose
-from tsdfm.distil.answers import answer, in_chunks, log_probability, own_answer, own_tokens, read
+from tsdfm.distil.answers import answer, in_chunks, log_probability, own_answer
 from tsdfm.distil.chain import send
+from tsdfm.distil.meaning import own_tokens, read
 from tsdfm.distil.midpoint import near
 from tsdfm.distil.parts import Late, States, Teacher
 from tsdfm.distil.stats import Stats

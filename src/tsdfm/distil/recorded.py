@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from tsdfm import kernels
 from tsdfm.distil.chain import Estimator, Heads, chain, host_side, pack, unpack
+from tsdfm.distil.meaning import Stages
 from tsdfm.distil.midpoint import Blind, Navigated, Policy, near
 from tsdfm.distil.stats import Stats
 from tsdfm.engine.graphs import GraphMemory, Routines
@@ -75,8 +76,9 @@ class RecordedTarget:
             stats = Stats(policy.settings.k) if counted else None
             own = replace(policy, stats=stats) if counted else policy
             again, heads = RowNoise(seed, numbers, stream, draws), Heads(copy=False, ready=head)
-            kept = chain(self.semi, x, unpack(words, parts), own, again, heads, estimator, average, anchor, rows)
-            return kept if stats is None else [*kept, stats.packed(x.device)]
+            stages = Stages(average, anchor)
+            chain(self.semi, x, unpack(words, parts), own, again, heads, estimator, stages, rows)
+            return stages.kept if stats is None else [*stages.kept, stats.packed(x.device)]
 
         plan = (parts, seed, stream, draws, head.weight.data_ptr(), estimator, average, anchor, rows, *of(policy))
         kept = self.routines.call(plan, work, (x_t, near(pack(values), x_t), noise.rows))

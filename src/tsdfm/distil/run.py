@@ -81,6 +81,8 @@ def spec_for(settings: DistilSettings, origin: VelocitySpec, method: Distils) ->
     if origin.source not in method.sources:
         only = " and ".join(method.sources)
         raise UserError(f"{method.name} is for the {only} source, and {settings.init_from} is of {origin.source}")
+    if origin.decoder is not None:
+        raise UserError(f"{settings.init_from} is a decoder ({origin.method}): such networks are sampled, not trained")
     known = method.words(settings) | method.told(settings, origin)
     told = all(getattr(origin, name) == known[name] for name in ("time", "clock"))
     if not told or not readable_as(origin.logits, known["logits"]):
@@ -97,9 +99,10 @@ def spec_for(settings: DistilSettings, origin: VelocitySpec, method: Distils) ->
 def begin(task: Task, settings: DistilSettings, origin: FoundWeights) -> None:
     """The weights of step 0: the averaged ones of what the student starts from."""
     assert isinstance(task.model, DDiT)
-    known = spec_in(origin.manifest, origin.place).step_size
+    before = spec_in(origin.manifest, origin.place)
     fit_new = isinstance(settings, StudentSettings) and settings.fresh == "fit"
-    start_from(task.model, origin.weights(), step_size=known, fit=fit_new, where=str(settings.init_from))
+    where = str(settings.init_from)
+    start_from(task.model, origin.weights(), before, step_size=before.step_size, fit=fit_new, where=where)
     if isinstance(settings, StudentSettings) and settings.steps_from is not None:
         other = find_weights(settings.steps_from, settings.START, which="ema", choose="newest")
         found = step_size_weights(other.weights(), task.model, f"steps_from, {settings.steps_from},")

@@ -1,8 +1,8 @@
 """The weights a student starts from: a teacher's (DFM init) or another student's (FS-DFM init).
 
 A teacher knows nothing of step sizes. Its weights are copied, and those of the step-size conditioning are new: random,
-as FS-DFM has them, or fitted so that every fuser, before its SiLU, gives back the teacher's own time embedding. The
-student then begins as its teacher, whatever h is, instead of having to learn that first.
+as FS-DFM has them, or fitted so that every fuser, before its SiLU, gives back the teacher's own time embedding of what
+it is told: t, σ, or always 0. The student then begins as its teacher, whatever h is, instead of having to learn that.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from tsdfm.distil.settings import LEVELS
 from tsdfm.distil.times import GRID
 from tsdfm.errors import UserError
 from tsdfm.nn.ddit import DDiT
+from tsdfm.nn.velocity import VelocitySpec
 
 RIDGE = 1e-6
 
 
-def start_from(student: DDiT, weights: dict[str, Tensor], *, step_size: bool, fit: bool, where: str) -> None:
-    """Fill a student with the weights of a teacher, or of a student where `step_size`.
+def start_from(
+    student: DDiT, weights: dict[str, Tensor], spec: VelocitySpec, *, step_size: bool, fit: bool, where: str
+) -> None:
+    """Fill a student of `spec` with the weights of a teacher, or of a student where `step_size`.
 
     The embedding of a latent number that only the student is told stays as it is.
     """
@@ -30,7 +33,7 @@ def start_from(student: DDiT, weights: dict[str, Tensor], *, step_size: bool, fi
         raise UserError(f"the network in {where} has other parts than a student of it: is it a teacher or a student?")
     student.load_state_dict(weights, strict=step_size and not latent)
     if fit and student.step_size and not step_size:
-        fit_step_size(student)
+        fit_step_size(student, spec)
 
 
 def step_size_weights(weights: dict[str, Tensor], student: DDiT, where: str) -> dict[str, Tensor]:
@@ -48,7 +51,7 @@ def is_new(name: str) -> bool:
 
 
 @torch.no_grad()
-def fit_step_size(student: DDiT) -> None:
+def fit_step_size(student: DDiT, spec: VelocitySpec) -> None:
     """Choose the fusers, all alike, such that fuser(condition(t, h)) ≈ silu(time(t)), a teacher's condition.
 
     A fuser is a linear map A c + a and a SiLU, so A c(t, h) + a ≈ time(t) is a least-squares problem in A and a: the
@@ -58,9 +61,10 @@ def fit_step_size(student: DDiT) -> None:
     h = 2.0 ** -torch.arange(LEVELS + 1, dtype=torch.float32)
     t, h = t.repeat_interleave(len(h)), h.repeat(len(t))
     device = next(student.parameters()).device
-    features = student.condition(t.to(device), h.to(device)).double()
+    t, h = spec.told(t.to(device), h)[0], h.to(device)
+    features = student.condition(t, h).double()
     features = torch.cat([features, torch.ones_like(features[:, :1])], dim=1)
-    wanted = student.time(t.to(device)).double()
+    wanted = student.time(t).double()
     gram = features.T @ features / len(t)
     gram.diagonal().add_(RIDGE * float(gram.diagonal().mean()))
     found = torch.linalg.solve(gram, features.T @ wanted / len(t))  # [2C + 1, C]

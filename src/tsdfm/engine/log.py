@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -18,7 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from tsdfm import terminal
 from tsdfm.engine.wandb import WandbRun
 from tsdfm.errors import UserError
-from tsdfm.store.files import disk, parse_json, text_lines
+from tsdfm.store.files import disk, parse_json, text_lines, write_text
 from tsdfm.store.schema import Count, check, checked
 from tsdfm.terminal import short
 
@@ -49,9 +48,7 @@ class Metrics:
         with disk(self.path):
             run.mkdir(parents=True, exist_ok=True)
             kept = [line for line in self._lines() if _step(line) <= step] if step else []
-            temp = self.path.with_name(f".{NAME}.tmp-{os.getpid()}")
-            temp.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-            temp.replace(self.path)
+            write_text(self.path, "".join(f"{line}\n" for line in kept))
             self._file = self.path.open("a", encoding="utf-8")
 
     def _lines(self) -> list[str]:

@@ -34,7 +34,7 @@ from tsdfm.engine.task import Feed, Record, Task
 from tsdfm.errors import UserError
 from tsdfm.settings import defaults, flat, nearest, to_dict
 from tsdfm.store.checkpoint import Store, read_state
-from tsdfm.store.files import read_json, write_json
+from tsdfm.store.files import read_json, sweep, write_json
 from tsdfm.store.hashes import check_inputs, remember
 from tsdfm.store.kinds import RunState
 from tsdfm.store.lock import Lock, held
@@ -53,6 +53,7 @@ def fit(
     record: Record,
     resume: bool = False,
     begin: Callable[[], None] | None = None,
+    beside: Callable[[], object] | None = None,
 ) -> Path:
     """Train `task.model` for `loop.steps` steps and return the folder of the last checkpoint.
 
@@ -64,6 +65,7 @@ def fit(
         out: the run's folder.
         record: what the manifests say.
         begin: what a new run does first, once its folder is its own: to set the weights of step 0, say.
+        beside: writes what a new run has beside its checkpoints, once nothing refuses it any more.
 
     `resume` goes on from the newest checkpoint in `out` (from the start if there is none yet). Without it, a folder
     that has checkpoints is refused, and one that another process holds in any case. SIGINT and SIGTERM finish the step,
@@ -72,6 +74,7 @@ def fit(
     check_batch(loop, world)
     store = Store(out, loop.keep)
     with holding(out, world) as lock:
+        world.on_main(lambda: sweep_run(store))
         start = world.same(world.on_main(lambda: opening(store, resume)) or 0)
         checked = world.on_main(lambda: check_inputs(record.inputs, out)) or {}
         if begin is not None and not start:
@@ -86,6 +89,8 @@ def fit(
             run.restore(store.at(start))
         run.check_best()
         world.on_main(lambda: remember(out, checked))
+        if beside is not None and not start:
+            world.on_main(beside)
         return run.train(feed)
 
 
@@ -120,6 +125,13 @@ def opening(store: Store, resume: bool) -> int:
     if not resume:
         raise UserError(f"{store.folder.parent} already has checkpoints: use --resume to go on, or another --out")
     return store.steps()[-1]
+
+
+def sweep_run(store: Store) -> None:
+    """Delete what a killed process left unfinished in a run's folder."""
+    store.sweep()
+    for folder in (store.folder.parent, store.folder):
+        sweep(folder)
 
 
 def planned_steps(checkpoint: Path) -> int | None:
@@ -181,6 +193,7 @@ class TrainingRun:
         self.learner.restore(checkpoint)
         self.meters.load(state["meters"])
         self.done = Progress(state["step"], state["tokens"], state["best"])
+        self.world.on_main(self._settle)  # a kill may have come between the checkpoint and this
         self._reported = (self.done.step, self.done.tokens)
 
     def check_best(self) -> None:
@@ -319,10 +332,14 @@ class TrainingRun:
         self.world.on_main(lambda: self._write(parts, state))
 
     def _write(self, parts: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
-        best = self.done.best
         if self.lock is not None:
             self.lock.check()
         self.store.save(self.done.step, parts, state, self.manifest)
+        self._settle()
+
+    def _settle(self) -> None:
+        """What follows a checkpoint: the name of the best one, and the end of those that are not kept."""
+        best = self.done.best
         if best is not None:
             self.store.mark_best(best)
         self.store.prune(best["step"] if best is not None else None)

@@ -59,11 +59,6 @@ def train_rows(
         needed += 8 * min(loop.micro or share, share) * rows.length * rows.vocab_size
     check_memory(needed, told, "lower loop.batch, or set loop.micro")
 
-    def begin_run() -> None:
-        if begin is not None:
-            begin()
-        world.on_main(lambda: rows.tokenizer.save(settings.out / "tokenizer"))
-
     loader = Loader(rows, loop.batch, loop.seed, world.rank, world.size)
     fit(
         task,
@@ -74,7 +69,8 @@ def train_rows(
         out=settings.out,
         record=record,
         resume=settings.resume,
-        begin=begin_run,
+        begin=begin,
+        beside=lambda: rows.tokenizer.save(settings.out / "tokenizer"),
     )
     return settings.out
 

@@ -46,8 +46,8 @@ class Target:
     """A distribution for every position, as what it is made of: hidden states [N, D] of one or more stages and a head.
 
     One state (or the average of several, since the head is linear) gives softmax(head(hidden)); several with `shares`
-    give Σ_s share_s · softmax(head(hidden_s)), the average of the stages' probabilities. Where one column of each
-    position is `raised`, by tokens and numbers [N] each, it is so before the softmax.
+    give Σ_s share_s · softmax(head(hidden_s)), the average of the stages' probabilities. Where columns of each position
+    are `raised`, by tokens and numbers [N] or [N, S] each, they are so before the softmax.
     """
 
     hidden: Sequence[Tensor]
@@ -74,8 +74,9 @@ class Target:
 
 
 def raised(logits: Tensor, tokens: Tensor, by: Tensor) -> Tensor:
-    """logits [n, V] with the column of one token each [n] raised by a number [n]."""
+    """logits [n, V] with the columns of one or more tokens each, [n] or [n, S], raised by as many numbers."""
     rows = torch.arange(len(logits), device=logits.device)
+    rows = rows if tokens.ndim == 1 else rows[:, None].expand_as(tokens)
     return logits.index_put((rows, tokens), by.to(logits.dtype), accumulate=True)
 
 

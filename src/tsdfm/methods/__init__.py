@@ -156,7 +156,7 @@ class DistilMethod(Method):
         """What the smallest step learns: the data."""
         from tsdfm.distil.floor import FromData
 
-        return FromData(spec.flow_schedule())
+        return FromData(spec)
 
     def parts(self, settings: Any, spec: VelocitySpec, world: Processes) -> Parts:
         """The four parts together."""
@@ -190,9 +190,13 @@ class DistilMethod(Method):
 
 
 class StudentMethod(DistilMethod):
-    """FS-DFM and what differs from it in a part or two: a student that is told h, and learns from its own average."""
+    """FS-DFM and what differs from it in a part or two: a student that is told h, and learns from its own average.
+
+    It is told the time as its start is, and its answers mean what those of its start do.
+    """
 
     step_size, jump = True, "cumulative"
+    keeps: ClassVar[tuple[str, ...]] = ("time", "clock", "logits")
 
     def times(self, settings: Any) -> Times:
         """Which rows take a large step, and its t and h: h = 2^0 … 2^−10."""
@@ -218,7 +222,7 @@ class StudentMethod(DistilMethod):
         from tsdfm.distil.floor import FromData, frozen_teacher
 
         teacher = frozen_teacher(settings, spec, world)
-        return FromData(spec.flow_schedule()) if teacher is None else teacher
+        return FromData(spec) if teacher is None else teacher
 
     def inputs(self, settings: Any) -> dict[str, Path]:
         from tsdfm.distil.floor import teacher_path

@@ -1,7 +1,8 @@
 """The network of large public diffusion language models: a decoder of the Llama family, without its causal mask.
 
 LLaDA, Dream and SDAR are such networks: RMSNorm before attention and MLP, rotary positions in split halves, queries
-that share keys and values in groups, and a SwiGLU MLP. Every position sees every other. They are told neither t nor h.
+that share keys and values in groups, and a SwiGLU MLP. Every position sees every other; with blocks, as in SDAR, those
+of its own block and of the blocks before it. They are told neither t nor h.
 
 Shapes: B batch, L length, D width, E head size, |V| columns.
 """
@@ -18,26 +19,28 @@ from torch import Tensor, nn
 
 from tsdfm.errors import UserError
 from tsdfm.nn.layers import Rotary, rotate
+from tsdfm.settings import Settings, option, required
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecoderShape:
+class DecoderShape(Settings):
     """A decoder's sizes."""
 
-    width: int
-    depth: int
-    heads: int
-    kv_heads: int
-    head: int
-    hidden: int
-    theta: float = 10_000.0
-    eps: float = 1e-6
-    biases: bool = False  # of queries, keys and values
-    head_norms: bool = False  # of queries and keys
+    width: int = required("width of the residual stream", low=1, high=2**17)
+    depth: int = required("blocks", low=1, high=1024)
+    heads: int = required("attention heads", low=1, high=1024)
+    kv_heads: int = required("heads of keys and values, which the others share", low=1, high=1024)
+    head: int = required("size of a head", low=1, high=2**14)
+    hidden: int = required("hidden width of the MLP", low=1, high=2**23)
+    theta: float = option(10_000.0, "base of the rotary positions", above=0)
+    eps: float = option(1e-6, "added under the root of a norm", low=0, below=1)
+    biases: bool = option(False, "have queries, keys and values a bias?")
+    head_norms: bool = option(False, "are queries and keys normed head by head?")
+    block: int = option(0, "positions see their own block of so many and those before it; 0: all", low=0, high=2**20)
 
     def __post_init__(self) -> None:
-        sizes = (self.width, self.depth, self.heads, self.kv_heads, self.head, self.hidden)
-        if min(sizes) < 1 or self.heads % self.kv_heads or self.head % 2:
+        super().__post_init__()
+        if self.heads % self.kv_heads or self.head % 2:
             raise UserError("a decoder's sizes are at least 1, its head size is even, and kv_heads divides heads")
 
 
@@ -73,15 +76,15 @@ class DecoderBlock(nn.Module):
         self.up = nn.Linear(width, shape.hidden, bias=False)
         self.down = nn.Linear(shape.hidden, width, bias=False)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """x [B, L, D] → [B, L, D]."""
-        x = x + self.attend(self.norm_1(x), cos, sin)
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, seen: Tensor | None = None) -> Tensor:
+        """x [B, L, D] → [B, L, D]; position i looks at those j where `seen` [L, L] says so (none: at all)."""
+        x = x + self.attend(self.norm_1(x), cos, sin, seen)
         y = self.norm_2(x)
         out: Tensor = x + self.down(F.silu(self.gate(y)) * self.up(y))
         return out
 
-    def attend(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """softmax(q kᵀ/√E) v over all positions; G = heads/kv_heads queries share a key."""
+    def attend(self, x: Tensor, cos: Tensor, sin: Tensor, seen: Tensor | None = None) -> Tensor:
+        """softmax(q kᵀ/√E) v over the positions `seen`; G = heads/kv_heads queries share a key."""
         batch, length, _ = x.shape
 
         def heads(y: Tensor) -> Tensor:
@@ -90,7 +93,8 @@ class DecoderBlock(nn.Module):
         q = rotate(self.q_norm(heads(self.q(x))).transpose(1, 2), cos, sin)
         k = rotate(self.k_norm(heads(self.k(x))).transpose(1, 2), cos, sin)
         v = heads(self.v(x)).transpose(1, 2)
-        mixed = F.scaled_dot_product_attention(q, k, v, enable_gqa=self.shape.heads != self.shape.kv_heads)
+        shared = self.shape.heads != self.shape.kv_heads
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=shared)
         out: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, -1))
         return out
 
@@ -99,14 +103,15 @@ class Decoder(nn.Module):
     """p_θ(x_1 | x_t) as logits. It is called as a `DDiT` is, with times it does not look at.
 
     `tokens` counts the embedding rows, |V| + 1 with [MASK] as the last. The head has |V| columns and no bias, so that
-    [MASK] cannot be predicted. In files whose head is tied to the embedding it begins as a copy of it.
+    [MASK] cannot be predicted. In files whose head is tied to the embedding it begins as a copy of it. With `shift` the
+    answer at position i is read off the hidden state of i − 1, as in a `DDiT`.
     """
 
     step_size = False
 
-    def __init__(self, shape: DecoderShape, *, vocab: int, tokens: int) -> None:
+    def __init__(self, shape: DecoderShape, *, vocab: int, tokens: int, shift: bool = False) -> None:
         super().__init__()
-        self.shape, self.vocab = shape, vocab
+        self.shape, self.vocab, self.shift = shape, vocab, shift
         self.embedding = nn.Embedding(tokens, shape.width)
         self.rotary = Rotary(shape.head, shape.theta)
         self.blocks = nn.ModuleList(DecoderBlock(shape) for _ in range(shape.depth))
@@ -131,7 +136,11 @@ class Decoder(nn.Module):
         """The final hidden state [B, L, D]."""
         x = self.embedding(x_t)
         cos, sin = (table.to(x.dtype) for table in self.rotary(x_t.shape[1]))
+        seen = None
+        if self.shape.block:
+            block_of = torch.arange(x_t.shape[1], device=x_t.device) // self.shape.block
+            seen = block_of[None] <= block_of[:, None]
         for block in self.blocks:
-            x = block(x, cos, sin)
+            x = block(x, cos, sin, seen)
         out: Tensor = self.norm(x)
-        return out
+        return torch.cat([out[:, :1], out[:, :-1]], dim=1) if self.shift else out

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -22,6 +22,7 @@ from tsdfm.flow.source import Source, source_from
 from tsdfm.flow.walk import Model
 from tsdfm.kernels.head import quick_logits
 from tsdfm.nn.ddit import DDiT
+from tsdfm.nn.decoder import Decoder, DecoderShape
 from tsdfm.nn.layers import check_size
 from tsdfm.nn.settings import Shape
 from tsdfm.settings import Settings, build, option, required, to_dict
@@ -36,7 +37,8 @@ class VelocitySpec(Settings):
     told the time, as t or as σ = −log κ (`flow.schedule.sigma`); `logits` is what its answer means (`flow.logits`), and
     with `shift` the one at i is read off the hidden state of i − 1; with `latent` it is told a number that belongs to
     the text; a `prompted` one learned answers to prompts, which a newline ends; `method` is how it was trained, in how
-    many `rounds` of distillation where it has such, and `jump` how it writes unless told otherwise.
+    many `rounds` of distillation where it has such, and `jump` how it writes unless told otherwise. A network that is a
+    `decoder` instead of a DDiT has sizes of its own.
     """
 
     shape: Shape
@@ -56,6 +58,7 @@ class VelocitySpec(Settings):
     shift: bool = False
     latent: bool = False
     prompted: bool = False
+    decoder: DecoderShape | None = None
 
     def flow_source(self) -> Source:
         """The law of x_0."""
@@ -66,9 +69,11 @@ class VelocitySpec(Settings):
         return schedule_from(self.schedule)
 
     def network(self) -> DDiT:
-        """A fresh network of this kind."""
+        """A fresh network of this kind. A decoder is called as a DDiT is."""
         check_size(self.shape, self.vocab)
         tokens = self.flow_source().tokens
+        if self.decoder is not None:
+            return cast(DDiT, Decoder(self.decoder, vocab=self.vocab, tokens=tokens, shift=self.shift))
         told = {"step_size": self.step_size, "shift": self.shift, "latent": self.latent}
         return DDiT(self.shape, vocab=self.vocab, tokens=tokens, **told)
 
@@ -83,7 +88,8 @@ class VelocitySpec(Settings):
         Fields that came later are left out at their default, so that older checkpoints go on.
         """
         plain = replace(self, shape=replace(self.shape, checkpoint=False)).plain()
-        later = {"time": True, "clock": "t", "logits": "plain", "shift": False, "latent": False, "prompted": False}
+        later = {"time": True, "clock": "t", "logits": "plain", "shift": False, "latent": False}
+        later |= {"prompted": False, "decoder": None}
         return {
             name: value
             for name, value in plain.items()
@@ -201,15 +207,46 @@ def load_velocity(
     """
     found = find_weights(Path(path), role, which=which, choose=choose)
     spec = spec_in(found.manifest, found.place)
-    net = spec.network()
-    weights = found.weights()
+    if spec.decoder is None:
+        check_size(spec.shape, spec.vocab)
     try:
-        net.load_state_dict(weights)
-    except RuntimeError as problem:
-        first = str(problem).splitlines()[1].strip() if "\n" in str(problem) else str(problem)
-        raise UserError(f"the weights in {found.place} do not fit its manifest: {first}") from None
-    net = net.to(device).eval().requires_grad_(False)
+        net = assembled(spec, found.weights().items(), device, copy=spec.decoder is None)
+    except ValueError as problem:
+        raise UserError(f"the weights in {found.place} do not fit its manifest: {problem}") from None
     return Velocity(spec, net, spec.flow_source(), spec.flow_schedule(), found.place, found.sha256)
+
+
+def assembled(
+    spec: VelocitySpec, weights: Iterable[tuple[str, Tensor]], device: torch.device | str, *, copy: bool = False
+) -> DDiT:
+    """A frozen network of these weights by name, on the device, each in memory once.
+
+    Weights are float32; those of a decoder stay what they are, bf16 in public files. Others than the network's, in
+    number or shape, are a ValueError. Without `copy`, weights of a mapped file stay in it, where they lie at other
+    addresses than a network's own: products may round otherwise in the last bit.
+    """
+    with torch.device("meta"):
+        net = spec.network()
+    wanted = {name: tensor.shape for name, tensor in net.state_dict().items()}
+    for name, tensor in weights:
+        if wanted.pop(name, None) != tensor.shape:
+            raise ValueError(f"{name} {list(tensor.shape)} has no place in it")
+        placed = tensor.to(device, tensor.dtype if spec.decoder is not None else torch.float32, copy=copy)
+        owner, _, last = name.rpartition(".")
+        net.get_submodule(owner).register_parameter(last, nn.Parameter(placed, requires_grad=False))
+    if wanted:
+        raise ValueError(f"{next(iter(wanted))} is missing")
+    fill_buffers(net, spec, device)
+    return net.eval().requires_grad_(False)
+
+
+def fill_buffers(net: nn.Module, spec: VelocitySpec, device: torch.device | str) -> None:
+    """Buffers that no file has (rates of sinusoids and rotations), as a fresh network of one small block makes them."""
+    decoder = None if spec.decoder is None else replace(spec.decoder, depth=1, hidden=1)
+    small = replace(spec, shape=replace(spec.shape, depth=1, hidden=1, positions=0), vocab=1, decoder=decoder).network()
+    for name, buffer in small.named_buffers():
+        owner, _, last = name.rpartition(".")
+        net.get_submodule(owner).register_buffer(last, buffer.to(device), persistent=False)
 
 
 def run_folder(path: Path) -> Path:

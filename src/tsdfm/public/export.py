@@ -19,38 +19,51 @@ from torch import Tensor
 from tsdfm import terminal
 from tsdfm.errors import UserError
 from tsdfm.nn.velocity import VelocitySpec, run_folder, spec_in
-from tsdfm.public.layouts import KINDS, ROTARY, SETS, theirs_from
+from tsdfm.public.layouts import KINDS, OWN, ROTARY, SETS, theirs_from
+from tsdfm.public.model import HUB_NAME
 from tsdfm.public.run import REST
 from tsdfm.public.settings import ExportSettings
 from tsdfm.store.bundle import FoundWeights, find_member, find_weights
 from tsdfm.store.checkpoint import read_state, read_tensors, write_tensors
-from tsdfm.store.files import disk, write_json, write_text
+from tsdfm.store.files import write_json, write_text
+from tsdfm.store.folder import must_be_new, whole
 from tsdfm.tokens.bpe import GPT2_END, PairTokenizer
 from tsdfm.tokens.tokenizer import Tokenizer, load_tokenizer
 
-OWN = "tsdfm"  # the layout of models that have no public relatives: our own names
 WRAPPER = {"mdlm": "backbone.", "sdtt": "backbone.", "duo": "backbone."}  # what their public loaders expect
 
 
 def run(settings: ExportSettings) -> Path:
     """Write the folder, and upload it where that is asked for."""
-    if settings.to.exists() and any(settings.to.iterdir()):
-        raise UserError(f"{settings.to} is not empty: give another --to")
+    must_be_new(settings.to, "--to")
+    if settings.push:
+        check_name(settings.push)
     found = find_weights(settings.model, "student", which="ema", choose="newest")
     spec = spec_in(found.manifest, found.place)
     tokenizer = load_tokenizer(tokenizer_folder(settings.model, found))
-    kind, tensors = public_tensors(spec, found)
-    with disk(settings.to):
-        settings.to.mkdir(parents=True, exist_ok=True)
-        written = write_tensors(settings.to / "model.safetensors", tensors)
-        write_json(settings.to / "config.json", config_of(kind, spec, found.manifest))
-        write_tokenizer(tokenizer, settings.to)
-        write_text(settings.to / "README.md", card(kind, spec, found.manifest, written["sha256"]))
+    told = write_folder(settings.to, spec, tokenizer, found.weights(), found.manifest, left_over(found.place))
     if settings.push:
         push(settings.to, settings.push)
-    told = f"{len(tensors)} tensors in the layout of {kind}, {terminal.short(written['bytes'])} bytes"
     terminal.made("export", told, settings.to, "import", settings.to, "--out", "runs/imported")
     return settings.to
+
+
+def write_folder(
+    folder: Path,
+    spec: VelocitySpec,
+    tokenizer: Tokenizer,
+    weights: Mapping[str, Tensor],
+    manifest: Mapping[str, Any],
+    rest: Mapping[str, Tensor],
+) -> str:
+    """Write a model of `weights` under our names, and what an import kept beside them; says in words what it wrote."""
+    kind, tensors = public_tensors(spec, weights, manifest, rest)
+    with whole(folder) as temp:
+        written = write_tensors(temp / "model.safetensors", tensors)
+        write_json(temp / "config.json", config_of(kind, spec, manifest))
+        write_tokenizer(tokenizer, temp)
+        write_text(temp / "README.md", card(kind, spec, manifest, written["sha256"]))
+    return f"{len(tensors)} tensors in the layout of {kind}, {terminal.short(written['bytes'])} bytes"
 
 
 def tokenizer_folder(model: Path, found: FoundWeights) -> Path:
@@ -59,18 +72,16 @@ def tokenizer_folder(model: Path, found: FoundWeights) -> Path:
     return (member.bundle.folder if member else run_folder(found.place)) / "tokenizer"
 
 
-def public_tensors(spec: VelocitySpec, found: FoundWeights) -> tuple[str, dict[str, Tensor]]:
+def public_tensors(
+    spec: VelocitySpec, weights: Mapping[str, Tensor], manifest: Mapping[str, Any], rest: Mapping[str, Tensor]
+) -> tuple[str, dict[str, Tensor]]:
     """The layout of a model, and its tensors under that layout's names."""
-    weights = found.weights()
     kind = kind_for(spec)
     if kind == OWN:
-        return kind, weights
-    rest = left_over(found)
-    if not rest:
-        rest = invented(kind, spec, weights)
-    names = SETS[KINDS[kind].names]
-    table = names.table(spec.shape.depth, spec.step_size)
-    if origin := (found.manifest.get("origin") or {}).get("names"):
+        return kind, dict(weights)
+    rest = rest or invented(kind, spec, weights)
+    table = SETS[KINDS[kind].names].table(spec.shape.depth, spec.step_size)
+    if origin := (manifest.get("origin") or {}).get("names"):
         table = {ours: tuple(theirs) for ours, theirs in origin.items()}
     else:
         wrapper = WRAPPER.get(kind, "")
@@ -87,15 +98,15 @@ def kind_for(spec: VelocitySpec) -> str:
         for kind, known in KINDS.items()
         if {name: known.words()[name] for name in mine} == mine and known.mask in (None, spec.source == "mask")
     ]
-    if spec.shape.positions or not fitting:
+    if spec.shape.positions or spec.decoder is not None or not fitting:
         return OWN
     return spec.method if spec.method in fitting else fitting[0]
 
 
-def left_over(found: FoundWeights) -> dict[str, Tensor]:
-    """What an import kept beside the weights."""
-    path = found.place / f"{REST}.safetensors"
-    known = found.place.is_dir() and path.name in read_state(found.place)["files"]
+def left_over(place: Path) -> dict[str, Tensor]:
+    """What an import kept beside the weights of a checkpoint."""
+    path = place / f"{REST}.safetensors"
+    known = path.is_file() and path.name in read_state(place)["files"]
     return read_tensors(path, "import the model again") if known else {}
 
 
@@ -169,20 +180,28 @@ def card(kind: str, spec: VelocitySpec, manifest: Mapping[str, Any], sha256: str
     return "\n".join(block) + "\n\n" + "\n\n".join(facts) + "\n"
 
 
-def push(folder: Path, name: str) -> None:
-    """Upload a folder to the hub."""
+def check_name(name: str) -> None:
+    """Refuse what is no name of the hub."""
+    if not HUB_NAME.fullmatch(name):
+        raise UserError(f"{name!r} is no hub name: give OWNER/NAME")
+
+
+def push(folder: Path, name: str, *, kept: bool = True) -> None:
+    """Upload a folder to the hub, as OWNER/NAME. `kept`: the folder stays, and an error says so."""
     from tsdfm.store.hub import out_of_reach
 
+    check_name(name)
+    where = f"{folder} is written, but not uploaded" if kept else f"nothing was uploaded to {name}"
     try:
         from huggingface_hub import HfApi
     except ImportError:
-        raise UserError("uploading needs the hub client: pip install 'tsdfm[hub]'") from None
+        raise UserError(f"{where}: uploading needs the hub client: pip install 'tsdfm[hub]'") from None
     if reason := out_of_reach():
-        raise UserError(f"{folder} is written, but not uploaded: {reason}")
+        raise UserError(f"{where}: {reason}")
     try:
         api = HfApi()
         api.create_repo(name, exist_ok=True)
         api.upload_folder(repo_id=name, folder_path=folder)
     except Exception as problem:  # permission, name, network: the client has a class for each
         first = (str(problem).strip().splitlines() or [""])[0][:160]
-        raise UserError(f"{folder} is written, but not uploaded ({type(problem).__name__}: {first})") from problem
+        raise UserError(f"{where} ({type(problem).__name__}: {first})") from problem

@@ -90,6 +90,8 @@ def _words(name: str, **changed: Any) -> Callable[[], dict[str, Any]]:
     return lambda: {**method(name).words(), **changed}
 
 
+OWN = "tsdfm"
+"""The layout of models that have no public relatives: our own names. What its config says under this name is a spec."""
 KINDS = {
     "mdlm": Kind("ddit", _words("mdlm"), True),
     "sdtt": Kind("ddit", _words("mdlm", method="sdtt"), True),
@@ -115,6 +117,8 @@ class Recognised:
     table: dict[str, tuple[str, ...]]
     extra: tuple[str, ...]
     unused: dict[str, str]
+    swap: int | None = None
+    """The row of [MASK], where it is not the last: it changes places with that one."""
 
     @property
     def mask(self) -> bool:
@@ -286,11 +290,20 @@ def ours_from(found: Recognised, get: Callable[[str], Tensor]) -> Iterator[tuple
     for ours, theirs in found.table.items():
         parts = [get(name) for name in theirs]
         tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
+        if found.swap is not None and ours in (EMBEDDING, HEAD):
+            tensor = swapped(tensor, found.swap)
         if ours in (HEAD, HEAD_BIAS):
             tensor = tensor[: found.vocab].contiguous()
         if (ours == HEAD or ours.endswith("adaln.weight")) and not bool(tensor.any()):
             raise UserError(f"{theirs[0]} is all zero: the file holds a network that was never trained")
         yield ours, tensor
+
+
+def swapped(tensor: Tensor, row: int) -> Tensor:
+    """A copy of tensor [R, …] in which one row and the last one have changed places."""
+    made = tensor.clone()
+    made[row], made[-1] = tensor[-1], tensor[row]
+    return made
 
 
 def left_over(found: Recognised, get: Callable[[str], Tensor]) -> dict[str, Tensor]:

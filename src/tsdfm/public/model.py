@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,17 @@ import torch
 from torch import Tensor
 
 from tsdfm.errors import UserError
-from tsdfm.nn.velocity import Velocity, VelocitySpec
-from tsdfm.public.layouts import KINDS, Recognised, left_over, ours_from, recognise
+from tsdfm.nn.velocity import Velocity, VelocitySpec, assembled
+from tsdfm.public.decoders import is_decoder, read_decoder
+from tsdfm.public.layouts import EMBEDDING, KINDS, OWN, Recognised, Shapes, left_over, ours_from, recognise
 from tsdfm.public.tensors import TORCH, PublicTensors, open_tensors, read_config
+from tsdfm.settings import build
 from tsdfm.store.bundle import ROLES, find_shipped
 from tsdfm.store.checkpoint import has_checkpoint
 from tsdfm.store.hub import out_of_reach
 from tsdfm.store.manifest import NAME as MANIFEST
 from tsdfm.tokens.bpe import PairTokenizer, gpt2
-from tsdfm.tokens.tokenizer import Tokenizer, load_tokenizer
+from tsdfm.tokens.tokenizer import Tokenizer, is_ours, load_tokenizer
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 PATTERNS = (
@@ -52,7 +54,8 @@ class PublicModel:
 
     def left_over(self) -> dict[str, Tensor]:
         """What has no place in our network (`layouts.left_over`)."""
-        return left_over(self.found, self.tensors.get)
+        has_none = self.found.kind == OWN or self.spec.decoder is not None
+        return {} if has_none else left_over(self.found, self.tensors.get)
 
 
 def read_public(
@@ -63,6 +66,8 @@ def read_public(
     kind: str = "",
     heads: int = 0,
     tokenizer: Path | None = None,
+    mask: int | None = None,
+    length: int = 0,
 ) -> PublicModel:
     """The model of a file, a folder or a hub name.
 
@@ -70,30 +75,24 @@ def read_public(
         source: a .safetensors, .bin or .pth file, a folder with one, or NAME/NAME of the hub.
         revision: of the hub: a branch, a tag or a commit.
         part: which of several models in one torch file.
-        kind: one of `layouts.KINDS`, where the file fits several.
+        kind: one of `layouts.KINDS` or `decoders.FAMILIES`, where the file fits several.
         heads: attention heads, where the file does not say.
         tokenizer: a folder with the tokenizer's files; none looks beside the weights, then for GPT-2's on the hub.
+        mask: the mask token's id in a decoder's file, where its config does not say it.
+        length: tokens in a row of a decoder, which takes any up to its config's; 0 is 1 024.
     """
     path = Path(source)
     fetched = not path.exists()
     if fetched:
         path = fetch(str(source), revision)
     tensors, config = open_tensors(path, part), read_config(path)
-    made = tokenizer_for(tokenizer, path if path.is_dir() else path.parent)
-    found = recognise(tensors.shapes, config, kind=kind, heads=heads, tokens=made.vocab_size)
-    if found.vocab > made.vocab_size:
-        made = with_padding(made)
-    words = KINDS[found.kind].words()
-    spec = VelocitySpec(
-        shape=found.shape,
-        vocab=found.vocab,
-        source="mask" if found.mask else "uniform",
-        schedule=SCHEDULE,
-        length=length_of(config),
-        anchor=0,
-        tokenizer=made.fingerprint,
-        **words,
-    )
+    beside = path if path.is_dir() else path.parent
+    if is_decoder(tensors.shapes):
+        found, spec, made = read_decoder(
+            tensors.shapes, config, tokenizer or beside, kind=kind, mask=mask, length=length, schedule=SCHEDULE
+        )
+    else:
+        found, spec, made = read_ddit(tensors.shapes, config, tokenizer_for(tokenizer, beside), kind, heads)
     origin = {
         "source": str(source) if fetched else path.name,
         "revision": revision or None,
@@ -105,6 +104,66 @@ def read_public(
         "licence": config.get("license"),
     }
     return PublicModel(spec, made, found, tensors, config, origin)
+
+
+def read_ddit(
+    shapes: Shapes, config: Mapping[str, Any], tokenizer: Tokenizer, kind: str, heads: int
+) -> tuple[Recognised, VelocitySpec, Tokenizer]:
+    """The layout of a DDiT under public names or our own, what the network is, and its tokenizer."""
+    own = own_spec(config, tokenizer)
+    if own is not None and EMBEDDING in shapes:
+        return own_layout(own, shapes), own, tokenizer
+    found = recognise(shapes, config, kind=kind, heads=heads, tokens=tokenizer.vocab_size)
+    if found.vocab > tokenizer.vocab_size:
+        tokenizer = with_padding(tokenizer)
+    return found, spec_of(found, config, tokenizer) if own is None else agreed(own, found), tokenizer
+
+
+def spec_of(found: Recognised, config: Mapping[str, Any], tokenizer: Tokenizer) -> VelocitySpec:
+    """What the network of a public layout is."""
+    return VelocitySpec(
+        shape=found.shape,
+        vocab=found.vocab,
+        source="mask" if found.mask else "uniform",
+        schedule=SCHEDULE,
+        length=length_of(config),
+        anchor=0,
+        tokenizer=tokenizer.fingerprint,
+        **KINDS[found.kind].words(),
+    )
+
+
+def own_spec(config: Mapping[str, Any], tokenizer: Tokenizer) -> VelocitySpec | None:
+    """What a config of `tsdfm export` says the network is; none of another config."""
+    if OWN not in config:
+        return None
+    if not isinstance(config[OWN], Mapping):
+        raise UserError(f"config.json is damaged: {OWN} is no table")
+    spec = build(VelocitySpec, dict(config[OWN]), f"{OWN} of config.json")
+    if spec.tokenizer != tokenizer.fingerprint:
+        raise UserError("the tokenizer is not the one config.json speaks of: give its folder as --tokenizer")
+    return spec
+
+
+def agreed(own: VelocitySpec, found: Recognised) -> VelocitySpec:
+    """The spec of a config, if the tensors of a public layout are of such a network."""
+    sizes = ("width", "depth", "heads", "cond", "hidden")
+    said = [getattr(own.shape, name) for name in sizes], own.vocab, own.source == "mask"
+    if said != ([getattr(found.shape, name) for name in sizes], found.vocab, found.mask):
+        raise UserError(f"config.json says one thing under {OWN} and the tensors another: they disagree")
+    return own
+
+
+def own_layout(spec: VelocitySpec, shapes: Shapes) -> Recognised:
+    """A network under our own names: each of its tensors, in its shape, and no other."""
+    with torch.device("meta"):
+        wanted = {name: tuple(tensor.shape) for name, tensor in spec.network().state_dict().items()}
+    if wrong := sorted(name for name in wanted.keys() | shapes.keys() if wanted.get(name) != shapes.get(name)):
+        had, want = shapes.get(wrong[0], "not there"), wanted.get(wrong[0], "not there")
+        raise UserError(f"the file does not fit its config.json: {wrong[0]} is {had} and should be {want}")
+    rows = spec.flow_source().tokens
+    names: dict[str, tuple[str, ...]] = {name: (name,) for name in wanted}
+    return Recognised(OWN, spec.shape, rows, spec.vocab, names, (), {})
 
 
 def length_of(config: Mapping[str, Any]) -> int:
@@ -120,11 +179,11 @@ def length_of(config: Mapping[str, Any]) -> int:
 def tokenizer_for(given: Path | None, beside: Path) -> Tokenizer:
     """The tokenizer: of the folder given, of the files beside the weights, or GPT-2's from the hub."""
     if given is not None:
-        return load_tokenizer(given) if (given / "tokenizer.json").is_file() else gpt2(given)
+        return load_tokenizer(given) if is_ours(given) else gpt2(given)
     files = {file.name for file in beside.iterdir()}
     if files & {"vocab.json", "encoder.json"} and files & {"merges.txt", "vocab.bpe"}:
         return gpt2(beside)
-    return gpt2()
+    return load_tokenizer(beside) if is_ours(beside) else gpt2()
 
 
 def with_padding(tokenizer: Tokenizer) -> Tokenizer:
@@ -161,7 +220,8 @@ def fetch(name: str, revision: str) -> Path:
 def is_public(source: str | Path) -> bool:
     """Is it someone else's checkpoint: a file of weights, a folder of them that is none of ours, or a hub name?"""
     path = Path(source)
-    if path.name in ROLES or find_shipped(path) is not None or has_checkpoint(path) or (path / MANIFEST).is_file():
+    member = path.name in ROLES and not path.is_dir()  # of a bundle
+    if member or find_shipped(path) is not None or has_checkpoint(path) or (path / MANIFEST).is_file():
         return False
     if path.is_file():
         return path.suffix in (".safetensors", ".ckpt", *TORCH)
@@ -173,23 +233,8 @@ def is_public(source: str | Path) -> bool:
 def load_public(source: str | Path, device: torch.device | str, **words: Any) -> tuple[Velocity, Tokenizer, str]:
     """A network that calls as any of ours does, its tokenizer, and its name, straight from a public checkpoint."""
     found = read_public(source, **words)
-    with torch.device("meta"):
-        net = found.spec.network()
-    wanted = net.state_dict()
-    for name, tensor in found.weights(device, torch.float32):
-        del wanted[name]
-        net.load_state_dict({name: tensor}, assign=True, strict=False)
-    assert not wanted, sorted(wanted)
-    fill_buffers(net, found.spec, device)
+    net = assembled(found.spec, found.weights(device), device)
     flow = (found.spec.flow_source(), found.spec.flow_schedule())
     files = found.origin["files"]
-    velocity = Velocity(found.spec, net.eval().requires_grad_(False), *flow, None, next(iter(files.values())))
-    return velocity, found.tokenizer, found.found.kind
-
-
-def fill_buffers(net: torch.nn.Module, spec: VelocitySpec, device: torch.device | str) -> None:
-    """Buffers that no file has (rates of sinusoids and rotations), as a fresh network of one block makes them."""
-    small = replace(spec, shape=replace(spec.shape, depth=1)).network()
-    for name, buffer in small.named_buffers():
-        owner, _, last = name.rpartition(".")
-        net.get_submodule(owner).register_buffer(last, buffer.to(device), persistent=False)
+    velocity = Velocity(found.spec, net, *flow, None, next(iter(files.values())))
+    return velocity, found.tokenizer, found.spec.method or found.found.kind

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from tsdfm import terminal
-from tsdfm.errors import UserError
 from tsdfm.nn.ddit import parameters
 from tsdfm.public.model import PublicModel, read_public
 from tsdfm.public.settings import ImportSettings
 from tsdfm.store.checkpoint import Store
 from tsdfm.store.files import write_json
+from tsdfm.store.folder import must_be_new, whole
 from tsdfm.store.manifest import NAME as MANIFEST
 from tsdfm.store.manifest import make_manifest
 
@@ -19,8 +21,7 @@ REST = "left_over"  # the part of a checkpoint that only an export reads
 
 def run(settings: ImportSettings) -> Path:
     """Read, recognise, check and write; returns the run folder."""
-    if Store(settings.out).steps() or (settings.out / MANIFEST).exists():
-        raise UserError(f"{settings.out} already holds something: give another --out")
+    must_be_new(settings.out, "--out")
     found = read_public(
         settings.source,
         revision=settings.revision,
@@ -28,6 +29,8 @@ def run(settings: ImportSettings) -> Path:
         kind=settings.kind,
         heads=settings.heads,
         tokenizer=settings.tokenizer,
+        mask=settings.mask,
+        length=settings.length,
     )
     return write_run(found, settings)
 
@@ -42,13 +45,15 @@ def write_run(found: PublicModel, settings: ImportSettings) -> Path:
         inputs={},
         extra={"model": found.spec.plain(), "origin": found.origin, "config": dict(found.config)},
     )
-    net = found.spec.network()
+    with torch.device("meta"):
+        net = found.spec.network()
     wrong = sorted(net.state_dict().keys() ^ weights.keys())
     assert not wrong, wrong
-    found.tokenizer.save(settings.out / "tokenizer")
     parts = {"model": weights, **({REST: rest} if rest else {})}
-    Store(settings.out).save(0, parts, {"tokens": 0, "identity": {}}, manifest)
-    write_json(settings.out / MANIFEST, {**manifest, "status": "finished"})
+    with whole(settings.out) as temp:
+        found.tokenizer.save(temp / "tokenizer")
+        Store(temp).save(0, parts, {"tokens": 0, "identity": {}}, manifest)
+        write_json(temp / MANIFEST, {**manifest, "status": "finished"})
     told = f"{found.found.kind}, {terminal.short(parameters(net))} weights, {found.spec.source} source"
     terminal.made("import", told, settings.out, "sample", settings.out)
     return settings.out

@@ -10,15 +10,17 @@ from tsdfm.settings import ModelPath, Settings, option, required
 
 @dataclass(frozen=True, kw_only=True)
 class ImportSettings(Settings):
-    """Make a run of a public checkpoint: MDLM, SEDD, SDTT, Duo, IDLM, DFM or FS-DFM."""
+    """Make a run of a public checkpoint: MDLM, SEDD, SDTT, Duo, IDLM, DFM, FS-DFM, LLaDA, Dream or SDAR."""
 
     source: str = required("a .safetensors, .bin or .pth file, a folder with one, or OWNER/NAME of the hub")
     out: Path = required("folder for the run")
     revision: str = option("", "branch, tag or commit of a hub model")
     part: str = option("", "which of several models in one torch file, as in student_model")
-    kind: str = option("", "mdlm, sdtt, sedd, duo, dfm or fs-dfm, where a file fits several")
+    kind: str = option("", "mdlm, sdtt, sedd, duo, dfm, fs-dfm, llada, dream or sdar, where a file fits several")
     heads: int = option(0, "attention heads, where the file does not say; 0 reads them off it", low=0, high=4096)
     tokenizer: Path | None = option(None, "folder with the tokenizer's files; none looks beside the weights")
+    mask: int | None = option(None, "the mask token of a llada, dream or sdar whose config does not say it", low=0)
+    length: int = option(0, "tokens in a row of a llada, dream or sdar; 0: 1024", low=0, high=2**20)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,9 @@
     run(MeasureSettings(samples=64), [Path("runs/demo/teacher-uniform")], Path("runs/demo/tokens"), Path("report"))
 
 writes `metrics.json`, a list of rows, and keeps every cell, so that a measurement that was broken off goes on where it
-was, and the commands of `tsdfm report` find what has been sampled.
+was, and the commands of `tsdfm report` find what has been sampled. Under torchrun the processes share the cells:
+
+    torchrun --nproc-per-node 8 -m tsdfm report measure runs/mine
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from pathlib import Path
 from rich.console import Console
 
 from tsdfm import terminal
+from tsdfm.engine.distributed import Processes, join
+from tsdfm.errors import UserError
 from tsdfm.report.bench import Bench
 from tsdfm.report.cells import Cells
 from tsdfm.report.commands.frontier import frontier
@@ -31,15 +35,57 @@ from tsdfm.store.manifest import write_manifest
 def command(settings: MeasureRunsSettings) -> Path:
     """`tsdfm report measure`: measure every model that is found; returns the path of `metrics.json`."""
     desk = Desk("measure", settings, modelled=True)
-    asked = {name: getattr(settings, name) for name in ("steps", "teacher_steps", "show", "frontier")}
-    models, tokens = [model.place for model in desk.runs.models], desk.runs.tokens_or_refuse()
-    out = run(replace(desk.asked, **asked), models, tokens, desk.report, verbose=settings.verbose)
+    named = {name: getattr(settings, name) for name in ("steps", "teacher_steps", "show", "frontier")}
+    asked, models = replace(desk.asked, **named), [model.place for model in desk.runs.models]
+    tokens = desk.runs.tokens_or_refuse()
+    with join(settings.device) as peers:
+        share(replace(asked, device=str(peers.device)), models, desk.report, peers)
+        peers.on_main(lambda: told(desk, run(asked, models, tokens, desk.report, verbose=settings.verbose)))
+    return desk.report / "metrics.json"
+
+
+def share(settings: MeasureSettings, models: Sequence[Path], out: Path, peers: Processes) -> None:
+    """Sample and judge this process's part of the cells, and wait for the others. Alone there is nothing to share."""
+    if peers.size == 1:
+        return
+    problem: Exception | None = None
+    try:
+        runs = [run_at(path) for path in models]
+        bench = Bench(settings, Cells(out / "cells"))
+        for i, steps in deal([settings.steps_of(one) for one in runs], peers.size)[peers.rank]:
+            bench.judged(bench.cell(runs[i], steps))
+    except Exception as caught:  # the others wait for this one, and must hear of it
+        problem = caught
+        terminal.say(f"process {peers.rank}: {caught}")
+    failed = peers.mean({"failed": float(problem is not None)})["failed"]
+    if problem is not None:
+        raise problem
+    if failed:
+        raise UserError("another process stopped with an error: see its message")
+
+
+def deal(steps: Sequence[Sequence[int]], hands: int) -> list[list[tuple[int, int]]]:
+    """The step counts of each model dealt into `hands` parts of (model, steps), model by model in each.
+
+    The longest are dealt first, each to who has least to do; a pass of any model counts alike.
+
+    >>> deal([(8, 256), (8, 16)], 2)
+    [[(0, 256)], [(0, 8), (1, 8), (1, 16)]]
+    """
+    parts: list[list[tuple[int, int]]] = [[] for _ in range(hands)]
+    cells = [(i, count) for i, counts in enumerate(steps) for count in counts]
+    for cell in sorted(cells, key=lambda cell: -cell[1]):
+        min(parts, key=lambda part: sum(count for _, count in part)).append(cell)
+    return [sorted(part) for part in parts]
+
+
+def told(desk: Desk, out: Path) -> None:
+    """Say what was measured."""
     rows = read_rows(out)
-    if not settings.verbose:
+    if not desk.settings.verbose:
         by_steps(rows).show()
-    told = f"{sum(row.steps is not None for row in rows)} cells of {desk.asked.samples} texts, and held-out text"
-    terminal.made("report measure", told, out / "metrics.json", *desk.then())
-    return out / "metrics.json"
+    count = f"{sum(row.steps is not None for row in rows)} cells of {desk.asked.samples} texts, and held-out text"
+    terminal.made("report measure", count, out / "metrics.json", *desk.then())
 
 
 def run(settings: MeasureSettings, models: Sequence[Path], tokens: Path, out: Path, *, verbose: bool = False) -> Path:

@@ -5,7 +5,8 @@
     table.save(Path("runs/demo/report"))       # main.md, main.json
 
 A row is a dict; columns pick from it, so the JSON may hold more than is shown. `marks` of a row lists columns to be
-followed by †, the sign of collapsed text; a row with `paper` is quoted from the paper, from models of another scale.
+followed by †, the sign of collapsed text; NAME_spread is shown after a ±; a row with `paper` is quoted from the paper,
+from models of another scale.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ class Column:
         if isinstance(value, float) and not math.isfinite(value):
             return MISSING
         text = str(value) if self.format == "text" or isinstance(value, str) else f"{value:{self.format}}"
+        spread = row.get(f"{self.name}_spread")
+        text += f" ± {spread:{self.format}}" if spread is not None and self.format != "text" else ""
         return f"{text}{DAGGER}" if self.name in row.get("marks", ()) else text
 
 

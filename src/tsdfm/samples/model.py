@@ -334,6 +334,12 @@ class TextModel:
             return fitting(free_bytes(device), row_bytes(spec, whole=whole, states=states), spec.length)
         return by_logits(spec, device)
 
+    def push_to_hub(self, name: str) -> None:
+        """Upload the model to the hub as OWNER/NAME: weights, config, tokenizer and a card, as `tsdfm export` does."""
+        from tsdfm.samples.hub import push_model
+
+        push_model(self.velocity, self.tokenizer, name)
+
     def texts(self, tokens: Tensor) -> list[str]:
         """The text of each row [n, L] after its anchor: up to the end where a row holds one document."""
         rows = tokens[:, self.velocity.spec.anchor :]

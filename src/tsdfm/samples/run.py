@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from tsdfm.samples.prefixes import read_prefixes
 from tsdfm.samples.settings import SampleSettings
 from tsdfm.samples.trajectory import Trajectory
 from tsdfm.store.bundle import default_model
-from tsdfm.store.files import disk
+from tsdfm.store.files import write_text
 from tsdfm.terminal import visible
 
 
@@ -114,13 +113,4 @@ def generate(
 
 def write_texts(path: Path, samples: Samples) -> None:
     """A JSON object a line, in one atomic step."""
-    temp = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    with disk(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with temp.open("w", encoding="utf-8") as file:
-                for record in samples.records():
-                    file.write(json.dumps(record, ensure_ascii=False) + "\n")
-            temp.replace(path)
-        finally:
-            temp.unlink(missing_ok=True)
+    write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in samples.records()))

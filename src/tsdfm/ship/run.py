@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,8 +30,9 @@ from tsdfm.store.bundle import (
     is_bundle,
     unshipped,
 )
-from tsdfm.store.checkpoint import read_state, write_tensors, writing
-from tsdfm.store.files import read_text, sync_file, sync_folder, write_json
+from tsdfm.store.checkpoint import read_state, write_tensors
+from tsdfm.store.files import read_text, sync_file, write_json
+from tsdfm.store.folder import whole
 from tsdfm.store.manifest import NAME as MANIFEST
 from tsdfm.store.manifest import read_manifest, versions
 from tsdfm.tokens.tokenizer import FILE as TOKENIZER
@@ -68,15 +67,9 @@ def run(settings: ShipSettings) -> Path:
         raise UserError(f"{out} also holds {more[0]}, which is no part of a bundle: move it, or choose another --out")
     given = read_card(settings.card)
     originals = read_originals(settings)
-    temp = out.with_name(f".{out.name}.tmp-{os.getpid()}")
-    with writing(out):
-        temp.mkdir(parents=True)
-        try:
-            manifest = fill(temp, originals, settings, given)
-            total = weigh(temp, settings.limit_mb)
-            put_in_place(temp, out)
-        finally:
-            shutil.rmtree(temp, ignore_errors=True)
+    with whole(out) as temp:
+        manifest = fill(temp, originals, settings, given)
+        total = weigh(temp, settings.limit_mb)
     for role, about in manifest["members"].items():
         print(f"{role:<8} {about['parameters']:>12,} weights {about['bytes'] / 1e6:>8.2f} MB")
     print(f"{out}: {total / 1e6:.2f} MB in all")
@@ -190,21 +183,6 @@ def bare(value: Any) -> Any:
     if isinstance(value, list):
         return [bare(item) for item in value]
     return value.replace("\\", "/").rstrip("/").rsplit("/", 1)[-1] if isinstance(value, str) else value
-
-
-def put_in_place(temp: Path, out: Path) -> None:
-    """The finished folder takes the place of an older bundle, which goes only then."""
-    old = out.with_name(f".{out.name}.old-{os.getpid()}")
-    if out.exists():
-        out.rename(old)
-    try:
-        temp.rename(out)
-    except BaseException:
-        if old.exists():
-            old.rename(out)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
-    sync_folder(out.parent)
 
 
 def weigh(folder: Path, limit_mb: float) -> int:

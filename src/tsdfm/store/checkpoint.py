@@ -190,7 +190,11 @@ def load_weights(path: str | Path, which: str = "ema", choose: str = "newest") -
     checkpoint = find_checkpoint(path, choose)
     if which == "ema" and "ema.safetensors" not in read_state(checkpoint)["files"]:
         which = "model"
-    return read_tensors(verify(checkpoint, f"{which}.safetensors"), mend(checkpoint))
+    file = verify(checkpoint, f"{which}.safetensors")
+    found = read_tensors(file, mend(checkpoint))
+    if wrong := next((name for name, tensor in found.items() if not tensor.is_floating_point()), None):
+        raise UserError(f"{file} holds whole numbers for the weights {wrong}: {mend(checkpoint)}")
+    return found
 
 
 def read_tensors(file: Path, mend: str) -> dict[str, Tensor]:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
+import glob
 import hashlib
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tsdfm.errors import UserError
+from tsdfm.machine import alive, machine
 from tsdfm.settings import DEEPEST, TOO_DEEP, no_deeper
 
 FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -24,11 +28,20 @@ def write_json(path: str | Path, value: Any) -> Path:
 
 
 def write_text(path: str | Path, text: str, *, errors: str = "replace") -> Path:
-    """The same for text. Half a surrogate pair in it becomes `?`, or with strict `errors` it raises."""
-    path = Path(path)
-    with disk(path):
+    """The same for text. Half a surrogate pair in it becomes `?`, or with strict `errors` it raises.
+
+    A link stays one: what it names is written. A device, a pipe or a stream by its name (/dev/stdout) is written to,
+    and never replaced by a file.
+    """
+    asked = Path(path)
+    with disk(asked):
+        if _takes_a_stream(asked):
+            with asked.open("w", encoding="utf-8", errors=errors, newline="\n") as file:
+                file.write(text)
+            return asked
+        path = asked.resolve()
         path.parent.mkdir(parents=True, exist_ok=True)
-        temp = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+        temp = unfinished(path)
         try:
             with temp.open("w", encoding="utf-8", errors=errors, newline="\n") as file:
                 file.write(text)
@@ -39,10 +52,41 @@ def write_text(path: str | Path, text: str, *, errors: str = "replace") -> Path:
             temp.unlink(missing_ok=True)
             raise
         sync_folder(path.parent)
-    return path
+    return asked
+
+
+def _takes_a_stream(path: Path) -> bool:
+    """Is it a pipe, a device, or one of the names of this process's own streams, such as /dev/stdout?"""
+    own = str(path) in ("/dev/stdout", "/dev/stderr") or path.is_relative_to("/dev/fd") or path.is_relative_to("/proc")
+    return own or (path.exists() and not path.is_file() and not path.is_dir())
 
 
 MEND = "make it again, or restore it from a copy"
+
+
+def unfinished(path: Path) -> Path:
+    """Where `path` lies until it is whole: beside it, hidden, by the name of this process. Those of dead ones go."""
+    sweep(path.parent, path.name)
+    return path.with_name(f".{path.name}.tmp-{_here()}-{os.getpid()}")
+
+
+def sweep(folder: Path, name: str | None = None) -> None:
+    """Delete what processes of this machine, now dead, left unfinished in a folder, or of one `name` in it."""
+    pattern = "*" if name is None else glob.escape(name)
+    for left in folder.glob(f".{pattern}.tmp-{_here()}-*"):
+        pid = left.name.rpartition("-")[2]
+        if pid.isdecimal() and alive(int(pid)):
+            continue
+        if left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)
+
+
+@functools.cache
+def _here() -> str:
+    """This machine in a few letters."""
+    return hashlib.sha256(machine().encode()).hexdigest()[:8]
 
 
 def read_json(path: str | Path, mend: str = MEND) -> dict[str, Any]:

@@ -9,7 +9,7 @@ Weights are not looked at by `check_inputs`: whoever loads them compares their h
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,14 +37,25 @@ def listed(folder: Path) -> dict[str, Known]:
     manifest = read_manifest(folder)
     stage, splits = manifest["stage"], [manifest["splits"][name] for name in SPLITS] if "splits" in manifest else []
     if stage == "corpus":
-        files = zip(SPLITS, splits, strict=True)
-        return {f"{split}.jsonl.gz": Known(about["sha256"], about.get("bytes")) for split, about in files}
+        whole = zip(SPLITS, splits, strict=True)
+        files = [
+            file for split, about in whole for file in about.get("files", [{"file": f"{split}.jsonl.gz", **about}])
+        ]
+        return {file["file"]: Known(file["sha256"], file.get("bytes")) for file in files}
     if stage == "tokens":
         columns = manifest["length"] + (manifest["layout"] == "prompt")  # a row with a prompt says how long that is
-        width = columns * int(manifest["dtype"].removeprefix("uint")) // 8
+        size = int(manifest["dtype"].removeprefix("uint")) // 8
         shards = [shard for about in splits for shard in about["shards"]]
-        return {shard["file"]: Known(shard["sha256"], shard["rows"] * width) for shard in shards}
+        return {
+            shard["file"]: Known(shard["sha256"], shard.get("offset", 0) + stored(shard, columns) * size)
+            for shard in shards
+        }
     return {}
+
+
+def stored(shard: Mapping[str, Any], columns: int) -> int:
+    """How many numbers a shard of tokens holds, where a row is `columns` of them."""
+    return int(shard.get("tokens", shard["rows"] * columns))
 
 
 def check_sizes(folder: Path, files: Mapping[str, Known]) -> None:
@@ -62,11 +73,11 @@ def wrong_size(path: Path, known: Known) -> str | None:
     return None if known.bytes in (None, size) else f"is damaged ({size} bytes instead of {known.bytes})"
 
 
-def check_inputs(inputs: Mapping[str, Path], out: Path) -> dict[str, Any]:
+def check_inputs(inputs: Mapping[str, Path], out: Path, only: Collection[str] | None = None) -> dict[str, Any]:
     """Refuse inputs that are not what their manifests say; `out` is the folder of the stage that takes them.
 
     Sizes are compared always. Hashes are compared when the stage takes an input for the first time, which it shall
-    `remember`; and again of a file that was written to since.
+    `remember`; and again of a file that was written to since. A part of a stage compares those of `only` its files.
     """
     memory = out / MEMORY
     before: dict[str, Any] = {}
@@ -82,7 +93,7 @@ def check_inputs(inputs: Mapping[str, Path], out: Path) -> dict[str, Any]:
         after[key] = {name: _looks(path / name) for name in files}
         for name, known in files.items():
             same = isinstance(seen, dict) and seen.get(name) == after[key][name]
-            if not same and file_sha256(path / name) != known.sha256:
+            if not same and (only is None or name in only) and file_sha256(path / name) != known.sha256:
                 raise UserError(f"{path / name} was changed after it was made (sha256 differs): {MEND}")
     return after
 

@@ -44,13 +44,26 @@ class Manifest(TypedDict):
     step: NotRequired[Count | None]
 
 
+class CorpusFile(TypedDict):
+    """One file of a split. `members`: where in it a reader can begin, and how many documents lie before that."""
+
+    file: str
+    documents: Count
+    characters: Count
+    sha256: Sha256
+    bytes: Count
+    members: NotRequired[list[list[Count]]]
+
+
 class CorpusSplit(TypedDict):
-    """The documents of a split."""
+    """The documents of a split: in one file, or in the `files` of its parts."""
 
     documents: Count
     characters: Count
     sha256: Sha256
     bytes: NotRequired[Count]
+    members: NotRequired[list[list[Count]]]
+    files: NotRequired[list[CorpusFile]]
 
 
 class Splits(TypedDict):
@@ -69,10 +82,15 @@ class CorpusManifest(Manifest):
 
 
 class Shard(TypedDict):
-    """One file of rows."""
+    """One file of rows; one that does not end with a whole row says how many `tokens` it holds.
+
+    Of others' shards, `file` is a path, and tokens begin at byte `offset`.
+    """
 
     file: str
     rows: Count
+    tokens: NotRequired[Count]
+    offset: NotRequired[Count]
     characters: NotRequired[Count]
     sha256: Sha256
 
@@ -108,7 +126,7 @@ class TokensManifest(Manifest):
     end_of_text: Count
     length: Size
     layout: Literal["packed", "document", "prompt"]
-    dtype: Literal["uint16", "uint32"]
+    dtype: Literal["uint8", "uint16", "uint32", "uint64"]
 
 
 class Best(TypedDict):

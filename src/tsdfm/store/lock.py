@@ -31,6 +31,7 @@ from typing import Any
 
 from tsdfm import terminal
 from tsdfm.errors import UserError
+from tsdfm.machine import alive, machine, started
 from tsdfm.store.files import disk
 
 NAME = ".lock"
@@ -110,9 +111,13 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=HOLDERS.start_anew)
 
 
+class InUse(UserError):
+    """Another process holds the folder."""
+
+
 @contextlib.contextmanager
-def held(folder: Path, file: Path | None = None) -> Iterator[Lock]:
-    """Hold a folder, or refuse in one line that says who does. The same thread may ask again.
+def held(folder: Path, file: Path | None = None, *, wait: bool = False) -> Iterator[Lock]:
+    """Hold a folder, or refuse in one line that says who does; with `wait`, once they let go. A thread may ask again.
 
     `file` is the lock's own path where the folder is not there before it is whole.
     """
@@ -121,7 +126,14 @@ def held(folder: Path, file: Path | None = None) -> Iterator[Lock]:
     if known is not None and known.thread == threading.get_ident():
         yield known
         return
-    lock = _take(folder, path)
+    lock = None
+    while lock is None:
+        try:
+            lock = _take(folder, path)
+        except InUse:
+            if not wait:
+                raise
+            time.sleep(LOOK)
     HOLDERS.add(lock)
     try:
         yield lock
@@ -129,6 +141,15 @@ def held(folder: Path, file: Path | None = None) -> Iterator[Lock]:
         with HOLDERS.guard:
             HOLDERS.locks.pop(path, None)
         lock.release()
+
+
+def clear(folder: Path, file: Path | None = None) -> None:
+    """Remove the lock of a process of this machine that was killed when it had just finished."""
+    path = file or folder / NAME
+    holder = _read(path)
+    if holder is not None and holder.get("machine") == machine() and not _alive(holder):
+        with contextlib.suppress(OSError):  # it is not ours to write in
+            _take_away(path, holder)
 
 
 def _take(folder: Path, path: Path) -> Lock:
@@ -210,19 +231,13 @@ def _gone(holder: dict[str, Any], folder: Path, path: Path) -> bool:
         return True
     else:
         remedy += f"; if you know that it is gone, delete {path}"
-    raise UserError(f"{folder} is in use by {_named(holder)} since {holder.get('since', 'some time')}: {remedy}")
+    raise InUse(f"{folder} is in use by {_named(holder)} since {holder.get('since', 'some time')}: {remedy}")
 
 
 def _alive(holder: dict[str, Any]) -> bool:
     """Is the process of that number the one that took the lock?"""
-    try:
-        pid = int(str(holder.get("pid")))
-        os.kill(pid, 0)
-    except PermissionError:
-        return True  # another user's
-    except (ProcessLookupError, ValueError, OverflowError):
-        return False
-    return started(pid) in (holder.get("started"), None)
+    text = str(holder.get("pid"))
+    return text.isdecimal() and alive(int(text)) and started(int(text)) in (holder.get("started"), None)
 
 
 def _silent(holder: dict[str, Any], folder: Path, path: Path) -> bool:
@@ -258,21 +273,3 @@ def _clock(path: Path) -> float:
 def _named(holder: dict[str, Any]) -> str:
     here = holder.get("machine") == machine()
     return f"process {holder.get('pid', '?')}{'' if here else ' on ' + terminal.visible(str(holder.get('host', '?')))}"
-
-
-def machine() -> str:
-    """Where process numbers mean the same: this machine since it was started, and this container's own numbers."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
-    except OSError:  # not Linux
-        return f"{socket.gethostname()} {uuid.getnode():x}"
-
-
-def started(pid: int) -> int | None:
-    """When a process began, in ticks since the machine did; None where that is not known, −1 where it has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return None
-    return -1 if fields[0] in "ZX" else int(fields[19])

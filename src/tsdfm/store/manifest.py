@@ -22,7 +22,7 @@ from tsdfm import __version__
 from tsdfm.errors import UserError
 from tsdfm.settings import to_dict
 from tsdfm.store.files import file_sha256, read_json, write_json
-from tsdfm.store.kinds import KINDS, Manifest
+from tsdfm.store.kinds import KINDS, Input, Manifest
 from tsdfm.store.schema import checked
 
 NAME = "manifest.json"
@@ -33,7 +33,7 @@ def write_manifest(
     *,
     stage: str,
     settings: Any,
-    inputs: Mapping[str, Path],
+    inputs: Mapping[str, Path | Input],
     parent: Path | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> Path:
@@ -46,11 +46,11 @@ def make_manifest(
     *,
     stage: str,
     settings: Any,
-    inputs: Mapping[str, Path],
+    inputs: Mapping[str, Path | Input],
     parent: Path | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What `write_manifest` writes."""
+    """What `write_manifest` writes. An input is a path, or what `describe` says of one."""
     plain = to_dict(settings)
     manifest: dict[str, Any] = {
         "stage": stage,
@@ -58,7 +58,7 @@ def make_manifest(
         "seed": _seed(plain),
         "settings": plain,
         "versions": versions(),
-        "inputs": {name: describe(path) for name, path in inputs.items()},
+        "inputs": {name: describe(it) if isinstance(it, Path) else it for name, it in inputs.items()},
         "parent": describe(parent) if parent is not None else None,
     }
     taken = manifest.keys() & (extra or {}).keys()
@@ -84,25 +84,29 @@ def checked_manifest(path: Path) -> dict[str, Any]:
     return dict(checked(found, KINDS.get(str(found.get("stage")), Manifest), path))
 
 
-def describe(path: Path) -> dict[str, str]:
+def describe(path: Path) -> Input:
     """Where an input lies and the hash it had: of a file, or of the manifest of an artifact folder."""
     return {"path": str(path), "sha256": input_sha256(path)}
 
 
-def input_sha256(path: Path) -> str:
+def input_sha256(path: Path, known: Mapping[str, str] | None = None) -> str:
     """sha256 of a file; of an artifact folder, the sha256 of its manifest, which itself holds the hashes of the rest.
 
     A plain folder (a user's own texts) has no manifest: there it covers each file's relative name and content.
+    Hashes that are `known`, by path, are not computed again.
     """
+    known = known or {}
     if path.is_file():
-        return file_sha256(path)
+        return known.get(str(path)) or file_sha256(path)
     if (path / NAME).is_file():
         return file_sha256(path / NAME)
     if not path.is_dir():
         raise UserError(f"no file or folder at {path}")
     whole = hashlib.sha256()
     for file in sorted(p for p in path.rglob("*") if p.is_file()):
-        whole.update(os.fsencode(file.relative_to(path).as_posix()) + f"\0{file_sha256(file)}\n".encode())
+        whole.update(
+            os.fsencode(file.relative_to(path).as_posix()) + f"\0{known.get(str(file)) or file_sha256(file)}\n".encode()
+        )
     return whole.hexdigest()
 
 

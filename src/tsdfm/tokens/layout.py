@@ -29,12 +29,14 @@ class Place(NamedTuple):
 class Piece:
     """The rows [n, L] of one shard, where the next one begins, and what was left out on the way.
 
+    `rest` [k], k < L, are the tokens behind the last row where the documents end; they are also `dropped_tokens`.
     `given` [n] says how many tokens at the front of each row are given: its anchor and its prompt; none: no token is.
     """
 
     rows: NDArray[Any]
     after: Place
     given: NDArray[Any] | None = None
+    rest: NDArray[Any] | None = None
     dropped_tokens: int = 0
     skipped_documents: int = 0
 
@@ -72,8 +74,8 @@ def _packed(documents: Iterable[NDArray[Any]], start: Place, length: int, shard_
     if size:
         stream = np.concatenate(held)
         rows = size // length
-        kept = stream[: rows * length].reshape(rows, length)
-        yield Piece(rows=kept, after=Place(number + 1, 0), dropped_tokens=size - rows * length)
+        kept, rest = stream[: rows * length].reshape(rows, length), stream[rows * length :]
+        yield Piece(rows=kept, after=Place(number + 1, 0), rest=rest, dropped_tokens=len(rest))
 
 
 def _one_a_row(documents: Iterable[Encoded], start: Place, length: int, shard_rows: int, end: int) -> Iterator[Piece]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tsdfm.errors import UserError
 from tsdfm.store.files import MEND, file_sha256
-from tsdfm.store.hashes import SPLITS
+from tsdfm.store.hashes import SPLITS, stored
 from tsdfm.store.manifest import read_manifest
 from tsdfm.tokens.layout import ANCHOR
 from tsdfm.tokens.tokenizer import Tokenizer, load_tokenizer
@@ -52,22 +52,23 @@ class TokenRows:
             )
         self.dtype = np.dtype(manifest["dtype"]).newbyteorder("<")
         self._records: list[dict[str, Any]] = about["shards"]
-        self._shards = [self._open(record) for record in self._records if record["rows"]]
-        self._starts = np.cumsum([0] + [len(shard) for shard in self._shards])
-        if self._starts[-1] != self.rows:
-            raise UserError(
-                f"{folder} is damaged (its {split} shards have {self._starts[-1]} rows, not {self.rows}): {MEND}"
-            )
+        self._width = self.length + self.prompted  # after its tokens, a row says how many of them are given
+        self._shards = [self._open(record) for record in self._records if stored(record, self._width)]
+        self._starts = np.cumsum([0] + [len(shard) for shard in self._shards])  # of each, among all tokens
+        found = int(self._starts[-1]) // self._width
+        if found != self.rows:
+            raise UserError(f"{folder} is damaged (its {split} shards have {found} rows, not {self.rows}): {MEND}")
 
     def _open(self, record: dict[str, Any]) -> NDArray[Any]:
         path = self.folder / record["file"]
         if not path.is_file():
             raise UserError(f"{path} is missing: make the tokens again, or restore it from a copy")
-        width = self.length + self.prompted  # after its tokens, a row says how many of them are given
-        wanted, found = record["rows"] * width * self.dtype.itemsize, path.stat().st_size
+        count = stored(record, self._width)
+        offset = record.get("offset", 0)
+        wanted, found = offset + count * self.dtype.itemsize, path.stat().st_size
         if found != wanted:
             raise UserError(f"{path} has {found} bytes, not {wanted}: make the tokens again, or restore it from a copy")
-        return np.memmap(path, dtype=self.dtype, mode="r", shape=(record["rows"], width))
+        return np.memmap(path, dtype=self.dtype, mode="r", offset=offset, shape=(count,))
 
     def __len__(self) -> int:
         return self.rows
@@ -76,9 +77,13 @@ class TokenRows:
         """Row `index` [L]."""
         if not 0 <= index < self.rows:
             raise IndexError(f"row {index} of {self.rows}")
-        shard = int(np.searchsorted(self._starts, index, side="right")) - 1
-        row: NDArray[Any] = self._shards[shard][index - int(self._starts[shard])]
-        return self._known(row[: self.length])
+        first = index * self._width
+        shard = int(np.searchsorted(self._starts, first, side="right")) - 1
+        if first + self._width > self._starts[shard + 1]:
+            return self._known(self._stretch(first, shard)[: self.length])
+        inside = first - int(self._starts[shard])
+        row: NDArray[Any] = self._shards[shard][inside : inside + self.length]
+        return self._known(row)
 
     def take(self, indices: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[Any]:
         """Rows `indices` as one array [n, L], in the order of the indices."""
@@ -95,13 +100,28 @@ class TokenRows:
         wanted = np.asarray(indices, dtype=np.int64)
         if wanted.size and not (wanted.min() >= 0 and wanted.max() < self.rows):
             raise IndexError(f"rows {wanted.min()} to {wanted.max()} of {self.rows}")
-        out = np.empty((len(wanted), self.length + self.prompted), dtype=self.dtype)
-        shard_of = np.searchsorted(self._starts, wanted, side="right") - 1
-        for shard in np.unique(shard_of):
-            here = shard_of == shard
-            out[here] = self._shards[shard][wanted[here] - self._starts[shard]]
+        width, out = self._width, np.empty((len(wanted), self._width), dtype=self.dtype)
+        first = wanted * width
+        shard_of = np.searchsorted(self._starts, first, side="right") - 1
+        across = first + width > self._starts[shard_of + 1]
+        for shard in np.unique(shard_of[~across]):
+            here = (shard_of == shard) & ~across
+            windows = np.lib.stride_tricks.sliding_window_view(self._shards[shard], width)
+            out[here] = windows[first[here] - self._starts[shard]]
+        for row in np.flatnonzero(across):
+            out[row] = self._stretch(int(first[row]), int(shard_of[row]))
         self._known(out[:, : self.length])
         return out
+
+    def _stretch(self, first: int, shard: int) -> NDArray[Any]:
+        """A row that begins at token `first`, in one shard, and ends in another."""
+        parts: list[NDArray[Any]] = []
+        left = self._width
+        while left:
+            inside = first + self._width - left - int(self._starts[shard])
+            parts.append(self._shards[shard][inside : inside + left])
+            left, shard = left - len(parts[-1]), shard + 1
+        return np.concatenate(parts)
 
     def _known(self, tokens: NDArray[Any]) -> NDArray[Any]:
         """Rows, if all their tokens are of the vocabulary: what would be made of others is anybody's guess."""

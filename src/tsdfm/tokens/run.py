@@ -18,7 +18,8 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +29,21 @@ from tsdfm import terminal
 from tsdfm.corpus.files import Document
 from tsdfm.corpus.progress import TextProgress
 from tsdfm.corpus.split import SPLITS
-from tsdfm.corpus.store import count_documents, read_documents
+from tsdfm.corpus.store import count_documents, read_documents, split_files
 from tsdfm.errors import UserError
 from tsdfm.machine import check_memory
 from tsdfm.settings import to_dict
-from tsdfm.store.files import disk, file_sha256, read_json, sync_folder, write_json
-from tsdfm.store.hashes import MEMORY, Known, check_inputs, check_sizes, listed, remember, wrong_size
-from tsdfm.store.lock import held
+from tsdfm.store import lock
+from tsdfm.store.files import disk, file_sha256, read_json, sweep, sync_folder, write_json
+from tsdfm.store.hashes import MEMORY, Known, check_inputs, check_sizes, listed, remember, stored, wrong_size
+from tsdfm.store.kinds import Input
 from tsdfm.store.manifest import NAME, input_sha256, read_manifest, write_manifest
+from tsdfm.store.parts import Part, part_of
 from tsdfm.tokens.bpe import gpt2, train_bpe
 from tsdfm.tokens.encode import encode_in_order
 from tsdfm.tokens.layout import Encoded, Piece, Place, lay_out
 from tsdfm.tokens.settings import TokensSettings
-from tsdfm.tokens.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
+from tsdfm.tokens.tokenizer import ByteTokenizer, Tokenizer, is_ours, load_tokenizer
 
 PROGRESS = "progress.json"
 FORMAT = 1  # of the shards; a change makes old and new runs different things
@@ -48,50 +51,89 @@ FORMAT = 1  # of the shards; a change makes old and new runs different things
 
 def run(settings: TokensSettings) -> Path:
     """Tokenise a corpus and return the folder of its rows. Run it again after a kill and it goes on where it was."""
-    key = _key(settings)
-    if _finished(settings.out, key):
+    if settings.shards is not None:
+        from tsdfm.tokens.taken import run_shards
+
+        return _tell(settings.out, " (there already)" if run_shards(settings) else "")
+    key, part = _key(settings), part_of(settings.part)
+    if finished(settings.out, key):
+        _tidy(settings.out)
+        lock.clear(settings.out)
         return _tell(settings.out, " (there already)")
-    with held(settings.out):
-        if _finished(settings.out, key):  # by another process, in between
+    if part is not None:
+        from tsdfm.tokens.parts import run_part
+
+        return _tell(settings.out) if run_part(settings, key, part) else settings.out
+    with lock.held(settings.out):
+        if finished(settings.out, key):  # by another process, in between
             return _tell(settings.out, " (there already)")
-        _make(settings, key)
+        tokenizer, progress = make_shards(settings, key)
+        if not rows_in(progress["train"]):
+            clear(settings.out, progress)
+            raise UserError(why_empty(settings, progress["train"]))
+        finish(settings, key, tokenizer, progress)
     return _tell(settings.out)
 
 
-def _make(settings: TokensSettings, key: str) -> None:
-    """Begin, or go on."""
-    fresh = not (settings.out / PROGRESS).is_file()
-    progress = _open_progress(settings.out, key)
+def make_shards(settings: TokensSettings, key: str, part: Part | None = None) -> tuple[Tokenizer, dict[str, Any]]:
+    """Begin, or go on, until all shards are there: of the whole corpus, or of a part's documents."""
+    out = settings.out
+    fresh = not (out / record_of(part)).is_file()
+    progress = _open_progress(settings, key, part)
     try:
-        remember(settings.out, check_inputs({"corpus": settings.corpus}, settings.out))
-        tokenizer = _tokenizer(settings)
+        _check_corpus(settings, progress, part)
+        with lock.held(out, out / ".tokenizer.lock", wait=True):  # the first of several parts makes it for all
+            tokenizer = _tokenizer(settings)
     except UserError:
         if fresh:  # nothing was begun: the mended command shall find the way clear
-            _clear(settings.out, progress)
+            clear(out, progress, part)
         raise
-    dtype = np.dtype("<u2") if tokenizer.vocab_size < 2**16 else np.dtype("<u4")
+    dtype = dtype_of(tokenizer)
     _check_room(settings, dtype)
-    _check_shards(settings.out, progress, (settings.length + (settings.layout == "prompt")) * dtype.itemsize)
+    _check_shards(out, progress, settings.length + (settings.layout == "prompt"), dtype.itemsize)
     for split in SPLITS:
-        _pack(settings, split, tokenizer, dtype, progress)
-    if not _rows(progress["train"]):
-        _clear(settings.out, progress)
-        raise UserError(_why_empty(settings, progress["train"]))
-    _finish(settings, key, tokenizer, dtype, progress)
+        _pack(settings, split, tokenizer, progress, part)
+    return tokenizer, progress
+
+
+def record_of(part: Part | None) -> str:
+    """The file in which it is noted how far a run is."""
+    return PROGRESS if part is None else part.record
+
+
+def dtype_of(tokenizer: Tokenizer) -> np.dtype[Any]:
+    """The type of a token on disk."""
+    return np.dtype("<u2") if tokenizer.vocab_size < 2**16 else np.dtype("<u4")
+
+
+def _check_corpus(settings: TokensSettings, progress: dict[str, Any], part: Part | None) -> None:
+    """Refuse a corpus that is not what it was when it was made; a part looks at the files that it reads."""
+    inputs = {"corpus": settings.text}
+    if part is None:
+        remember(settings.out, check_inputs(inputs, settings.out))
+        return
+    stops = {split: progress[split]["stop"] for split in SPLITS}
+    files = [(split, file) for split in SPLITS for file in split_files(settings.text, split)]
+    reads = [
+        file.path.name
+        for split, file in files
+        if file.before < stops[split] and file.after > progress[split]["after"][0]
+    ]
+    check_inputs(inputs, settings.out, reads)
 
 
 def _check_room(settings: TokensSettings, dtype: np.dtype[Any]) -> None:
     """Refuse shards larger than memory: one is held at a time, or all text where it is less."""
-    text = sum(about["characters"] + about["documents"] for about in read_manifest(settings.corpus)["splits"].values())
+    text = sum(about["characters"] + about["documents"] for about in read_manifest(settings.text)["splits"].values())
     held = min(settings.shard_rows * settings.length, 4 * text)
     check_memory(2 * held * dtype.itemsize, f"a shard of {settings.shard_rows:,} rows", "lower shard_rows or length")
 
 
-def _check_shards(out: Path, progress: dict[str, Any], row_bytes: int) -> None:
+def _check_shards(out: Path, progress: dict[str, Any], columns: int, size: int) -> None:
     """Refuse to go on behind shards that are not what they were when they were written."""
     for shard in (shard for split in SPLITS for shard in progress[split]["shards"]):
         path = out / shard["file"]
-        known = Known(shard["sha256"], shard["rows"] * row_bytes)
+        known = Known(shard["sha256"], stored(shard, columns) * size)
         problem = wrong_size(path, known)
         if problem is None and file_sha256(path) != known.sha256:
             problem = "was changed after it was written (sha256 differs)"
@@ -99,11 +141,12 @@ def _check_shards(out: Path, progress: dict[str, Any], row_bytes: int) -> None:
             raise UserError(f"{path} {problem}: restore it from a copy, or remove {out} and run the same command again")
 
 
-def _clear(out: Path, progress: dict[str, Any]) -> None:
-    """Remove what this stage has made, and nothing else."""
-    shutil.rmtree(out / "tokenizer", ignore_errors=True)
+def clear(out: Path, progress: dict[str, Any], part: Part | None = None) -> None:
+    """Remove what this stage has made, or what one part has, and nothing else."""
+    if part is None:
+        shutil.rmtree(out / "tokenizer", ignore_errors=True)
     names = [shard["file"] for split in SPLITS for shard in progress[split]["shards"]]
-    for name in (*names, PROGRESS, MEMORY):
+    for name in (*names, record_of(part), *([MEMORY] if part is None else [])):
         (out / name).unlink(missing_ok=True)
 
 
@@ -120,14 +163,14 @@ def _tell(out: Path, more: str = "") -> Path:
 
 def _key(settings: TokensSettings) -> str:
     """What the shards depend on, as one hash: the settings that matter, the texts, the tokenizer's files."""
-    count_documents(settings.corpus, "train")  # says so if it is no corpus
-    first = next(read_documents(settings.corpus, "train"), None) if settings.layout == "prompt" else None
+    count_documents(settings.text, "train")  # says so if it is no corpus
+    first = next(read_documents(settings.text, "train"), None) if settings.layout == "prompt" else None
     if first is not None and not first.prompt:
-        raise UserError(f"{settings.corpus} has no prompts: make it with --prompt FIELD, or use layout document")
+        raise UserError(f"{settings.text} has no prompts: make it with --prompt FIELD, or use layout document")
     plain = to_dict(settings)
-    for name in ("corpus", "out", "workers", "tokenizer_files"):
+    for name in ("corpus", "out", "workers", "tokenizer_files", "part", "shards", "valid_shards"):
         plain.pop(name)
-    texts = {split: about["sha256"] for split, about in read_manifest(settings.corpus)["splits"].items()}
+    texts = {split: about["sha256"] for split, about in read_manifest(settings.text)["splits"].items()}
     files = input_sha256(place) if (place := _files(settings)) is not None else None
     whole = json.dumps([FORMAT, plain, texts, files], sort_keys=True)
     return hashlib.sha256(whole.encode()).hexdigest()
@@ -146,7 +189,8 @@ def _files(settings: TokensSettings) -> Path | None:
     return shipped[0].folder / "tokenizer" if shipped else place
 
 
-def _finished(out: Path, key: str) -> bool:
+def finished(out: Path, key: str) -> bool:
+    """Is it all there? What was made with something else is refused."""
     if not (out / NAME).is_file():
         return False
     found = read_manifest(out)
@@ -156,19 +200,24 @@ def _finished(out: Path, key: str) -> bool:
     raise UserError(f"{out} already holds something made with other settings or texts: remove it or give another --out")
 
 
-def _open_progress(out: Path, key: str) -> dict[str, Any]:
+def _open_progress(settings: TokensSettings, key: str, part: Part | None) -> dict[str, Any]:
     """The record of an earlier run that was cut off, or a new one."""
-    path = out / PROGRESS
+    out = settings.out
+    path = out / record_of(part)
     if path.is_file():
         found = read_json(path)
         if found.get("key") == key:
             return found
         raise UserError(f"{out} holds an unfinished run with other settings or texts: remove it or give another --out")
-    if out.exists() and (not out.is_dir() or any(p.name[0] != "." for p in out.iterdir())):
+    own = (".",) if part is None else (".", "tokenizer", "part-", *(f"{split}-" for split in SPLITS))
+    if out.exists() and (not out.is_dir() or any(not p.name.startswith(own) for p in out.iterdir())):
         raise UserError(f"{out} is in the way: it is not a tokens folder; remove it or give another --out")
     fresh: dict[str, Any] = {"key": key}
     for split in SPLITS:
         fresh[split] = {"shards": [], "after": [0, 0], "dropped_tokens": 0, "skipped_documents": 0, "done": False}
+        if part is not None:
+            stretch = part.of(count_documents(settings.text, split))
+            fresh[split] |= {"after": [stretch.start, 0], "stop": stretch.stop}
     write_json(path, fresh)
     return fresh
 
@@ -178,67 +227,77 @@ def _tokenizer(settings: TokensSettings) -> Tokenizer:
     home = settings.out / "tokenizer"
     if home.is_dir() and any(home.glob("*.json")):
         return load_tokenizer(home)
-    made: Tokenizer
-    if settings.tokenizer == "byte":
-        made = ByteTokenizer()
-    elif settings.tokenizer == "gpt2":
-        made = gpt2(_files(settings))
-    elif (place := _files(settings)) is not None:
-        made = load_tokenizer(place)
-    else:
-        made = train_bpe(_training_texts(settings), settings.vocab_size)
+    made = given_tokenizer(settings) or train_bpe(_training_texts(settings), settings.vocab_size)
     made.save(home)
     return made
 
 
+def given_tokenizer(settings: TokensSettings) -> Tokenizer | None:
+    """The tokenizer that the settings name; none where it is to be trained."""
+    if settings.tokenizer == "byte":
+        return ByteTokenizer()
+    if (place := _files(settings)) is not None and (settings.tokenizer == "bpe" or is_ours(place)):
+        return load_tokenizer(place)
+    return gpt2(place) if settings.tokenizer == "gpt2" else None
+
+
 def _training_texts(settings: TokensSettings) -> Iterator[str]:
     """Every n-th training document and its prompt, so that the BPE sees all of a corpus and not only its beginning."""
-    total = count_documents(settings.corpus, "train")
+    total = count_documents(settings.text, "train")
     stride = max(1, math.ceil(total / settings.train_documents))
     with TextProgress("learning the vocabulary", total) as progress:
-        for number, document in enumerate(read_documents(settings.corpus, "train")):
-            progress.advance(1, len(document.text))
-            if number % stride == 0:
-                yield _front(document) + document.text
+        for document in read_documents(settings.text, "train", step=stride):
+            progress.advance(stride, len(document.text))
+            yield _front(document) + document.text
 
 
 def _pack(
-    settings: TokensSettings, split: str, tokenizer: Tokenizer, dtype: np.dtype[Any], progress: dict[str, Any]
+    settings: TokensSettings, split: str, tokenizer: Tokenizer, progress: dict[str, Any], part: Part | None
 ) -> None:
     """Write the shards of one split that are not there yet, recording each as it is finished."""
-    state = progress[split]
+    state, dtype, record = progress[split], dtype_of(tokenizer), settings.out / record_of(part)
     if state["done"]:
         return
-    start = Place(*state["after"])
-    with TextProgress(f"tokens, {split}", count_documents(settings.corpus, split)) as bar:
+    start, stop = Place(*state["after"]), state.get("stop", math.inf)
+    with TextProgress(f"tokens, {split}", count_documents(settings.text, split)) as bar:
         bar.documents = start.document
 
         for piece in lay_out(
-            _encoded(settings, split, start, tokenizer, dtype, bar),
+            _encoded(settings, split, start, stop, tokenizer, dtype, bar),
             start,
             layout=settings.layout,
             length=settings.length,
             shard_rows=settings.shard_rows,
             end_of_text=tokenizer.end_of_text,
         ):
-            if len(piece.rows):
-                name = f"{split}-{len(state['shards']):05d}.bin"
+            if part is not None:  # the next part's documents follow: nothing is dropped
+                piece = replace(piece, dropped_tokens=0)
+            elif piece.rest is not None:
+                piece = replace(piece, rest=None)
+            if len(piece.rows) or (piece.rest is not None and len(piece.rest)):
+                name = f"{split}-{'' if part is None else part.name + '-'}{len(state['shards']):05d}.bin"
                 prompts = settings.layout == "prompt"
                 state["shards"].append(_write_shard(settings.out / name, piece, tokenizer, dtype, prompts))
             state["after"] = list(piece.after)
             state["dropped_tokens"] += piece.dropped_tokens
             state["skipped_documents"] += piece.skipped_documents
-            write_json(settings.out / PROGRESS, progress)
+            write_json(record, progress)
     state["done"] = True
-    write_json(settings.out / PROGRESS, progress)
+    write_json(record, progress)
 
 
 def _encoded(
-    settings: TokensSettings, split: str, start: Place, tokenizer: Tokenizer, dtype: np.dtype[Any], bar: TextProgress
+    settings: TokensSettings,
+    split: str,
+    start: Place,
+    stop: float,
+    tokenizer: Tokenizer,
+    dtype: np.dtype[Any],
+    bar: TextProgress,
 ) -> Iterator[Encoded]:
     """The documents of a split from a place on as ids, with their prompts where the layout asks for them."""
     prompts = settings.layout == "prompt"
-    documents = read_documents(settings.corpus, split, start.document)
+    documents = read_documents(settings.text, split, start.document, stop)
     parts = ((_front(document), document.text) if prompts else (document.text,) for document in documents)
     texts = itertools.chain.from_iterable(parts)
     found = encode_in_order(texts, tokenizer, dtype, settings.workers)
@@ -258,12 +317,15 @@ def _front(document: Document) -> str:
 def _write_shard(path: Path, piece: Piece, tokenizer: Tokenizer, dtype: np.dtype[Any], prompts: bool) -> dict[str, Any]:
     """Write one shard so that it is there whole or not at all; returns its record."""
     whole = np.column_stack([piece.rows, piece.given]) if prompts and piece.given is not None else piece.rows
-    rows = np.ascontiguousarray(whole, dtype=dtype)
+    tokens = piece.rows.reshape(-1)
+    stored = np.ascontiguousarray(whole, dtype=dtype).reshape(-1)
+    if piece.rest is not None:
+        tokens = stored = np.concatenate([stored, piece.rest.astype(dtype)])
     half = path.with_suffix(".part")
     with disk(path):
         try:
             with half.open("wb") as file:
-                file.write(rows.data)
+                file.write(stored.data)
                 file.flush()
                 os.fsync(file.fileno())
         except OSError:
@@ -271,20 +333,23 @@ def _write_shard(path: Path, piece: Piece, tokenizer: Tokenizer, dtype: np.dtype
             raise
         half.replace(path)
         sync_folder(path.parent)
-    counts = np.bincount(piece.rows.reshape(-1), minlength=tokenizer.vocab_size)
-    return {
+    counts = np.bincount(tokens, minlength=tokenizer.vocab_size)
+    about = {
         "file": path.name,
-        "rows": len(rows),
+        "rows": len(piece.rows),
         "characters": int(counts @ tokenizer.characters),
-        "sha256": hashlib.sha256(rows.data).hexdigest(),
+        "sha256": hashlib.sha256(stored.data).hexdigest(),
     }
+    return about if piece.rest is None else {**about, "tokens": len(tokens)}
 
 
-def _rows(state: dict[str, Any]) -> int:
+def rows_in(state: dict[str, Any]) -> int:
+    """The whole rows of the shards of a split."""
     return sum(shard["rows"] for shard in state["shards"])
 
 
-def _why_empty(settings: TokensSettings, state: dict[str, Any]) -> str:
+def why_empty(settings: TokensSettings, state: dict[str, Any]) -> str:
+    """Why there are no rows to train on."""
     if settings.layout != "packed":
         return f"no training document fits a row of {settings.length} tokens: raise length, or use layout packed"
     tokens = state["dropped_tokens"]
@@ -293,17 +358,24 @@ def _why_empty(settings: TokensSettings, state: dict[str, Any]) -> str:
     )
 
 
-def _finish(
-    settings: TokensSettings, key: str, tokenizer: Tokenizer, dtype: np.dtype[Any], progress: dict[str, Any]
+def finish(
+    settings: TokensSettings,
+    key: str,
+    tokenizer: Tokenizer,
+    progress: dict[str, Any],
+    *,
+    dtype: np.dtype[Any] | None = None,
+    inputs: Mapping[str, Path | Input] | None = None,
 ) -> None:
+    """Write the manifest, and remove what is of use no more."""
     about = {"name": tokenizer.name, "kind": tokenizer.kind, "fingerprint": tokenizer.fingerprint}
     splits = {}
     for split in SPLITS:
         state = progress[split]
         splits[split] = {
-            "rows": _rows(state),
-            "characters": sum(shard["characters"] for shard in state["shards"]),
-            "documents": count_documents(settings.corpus, split),
+            "rows": state.get("rows", rows_in(state)),
+            "characters": state.get("characters", sum(shard["characters"] for shard in state["shards"])),
+            "documents": state["documents"] if "documents" in state else count_documents(settings.text, split),
             "dropped_tokens": state["dropped_tokens"],
             "skipped_documents": state["skipped_documents"],
             "shards": state["shards"],
@@ -315,15 +387,22 @@ def _finish(
         "end_of_text": tokenizer.end_of_text,
         "length": settings.length,
         "layout": settings.layout,
-        "dtype": dtype.name,
+        "dtype": (dtype or dtype_of(tokenizer)).name,
         "splits": splits,
     }
-    write_manifest(settings.out, stage="tokens", settings=settings, inputs={"corpus": settings.corpus}, extra=extra)
+    whole, read = replace(settings, part=None), inputs or {"corpus": settings.text}
+    write_manifest(settings.out, stage="tokens", settings=whole, inputs=read, extra=extra)
     if skipped := sum(about["skipped_documents"] for about in splits.values()):
         terminal.say(f"note: {skipped:,} documents are longer than a row of {settings.length} tokens and are left out")
     if not splits["valid"]["rows"]:
         terminal.say(
             "note: no held-out rows, so nothing can be evaluated on them: hold out more text (tsdfm corpus --valid)"
         )
-    for left in (settings.out / PROGRESS, *settings.out.glob(".*.tmp-*")):  # the latter from a kill while saving
-        left.unlink(missing_ok=True)
+    _tidy(settings.out)
+
+
+def _tidy(out: Path) -> None:
+    """Remove what only unfinished rows need; a kill may have come before this."""
+    if (out / PROGRESS).is_file():
+        (out / PROGRESS).unlink(missing_ok=True)
+    sweep(out)

@@ -172,20 +172,36 @@ def utf8(text: str) -> bytes:
         raise UserError("the text has half a surrogate pair in it, which is not valid Unicode: remove it") from None
 
 
+def saved_at(folder: str | Path) -> Path | None:
+    """The tokenizer's file in `folder`, or in the tokenizer's own folder there."""
+    places = [Path(folder) / FILE, Path(folder) / "tokenizer" / FILE]
+    return next((place for place in places if place.is_file()), None)
+
+
+def is_ours(folder: str | Path) -> bool:
+    """Does `folder` hold what `save` writes? The hub's files of the same name are another thing."""
+    from tsdfm.store.files import read_json
+
+    path = saved_at(folder)
+    return path is not None and "fingerprint" in read_json(path)
+
+
 def load_tokenizer(folder: str | Path) -> Tokenizer:
     """The tokenizer that `save` wrote into `folder`; a tokens folder's own is found too."""
     from tsdfm.store.files import read_json
     from tsdfm.store.schema import checked
     from tsdfm.tokens.bpe import PairFile, PairTokenizer
+    from tsdfm.tokens.engine import EngineFile, EngineTokenizer
 
-    places = [Path(folder) / FILE, Path(folder) / "tokenizer" / FILE]
-    path = next((place for place in places if place.is_file()), None)
+    path = saved_at(folder)
     if path is None:
         raise UserError(f"no {FILE} in {folder}: give a folder that the tokens stage made")
     saved, mend = read_json(path), "make the tokens again, or restore it from a copy"
     try:
         made: Tokenizer = ByteTokenizer()
-        if saved.get("kind") != "byte":
+        if saved.get("kind") == EngineTokenizer.kind:
+            made = EngineTokenizer.from_content(checked(saved, EngineFile, path, mend))
+        elif saved.get("kind") != "byte":
             made = PairTokenizer.from_content(checked(saved, PairFile, path, mend))
     except ValueError as problem:
         raise UserError(f"{path} is damaged ({problem}): {mend}") from None

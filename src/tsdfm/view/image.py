@@ -6,12 +6,11 @@ What has just been written is underlined, what was replaced is slanted, noise is
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from html import escape
 
 from tsdfm.report.page.gather import way_label
 from tsdfm.report.page.ways import END, UNKNOWN
 from tsdfm.samples.trajectory import Row, State, Trajectory
-from tsdfm.terminal import visible
+from tsdfm.terminal import markup, visible
 
 COLUMNS, LINES = 76, 4  # letters of a line, and lines of each state
 LETTER, LINE, HEAD, EDGE = 7.83, 19, 26, 18  # pixels, at a letter size of 13
@@ -44,7 +43,7 @@ def trajectory_image(ways: Sequence[Trajectory], *, text: int = 0, shown: int = 
             out.append(_words(left, top, _said(way, states[index], index), 'fill="#5f6368" font-size="11"'))
             for line in wrapped(way, row, states[index], lines):
                 top += LINE
-                spans = "".join(f"<tspan {STYLES[kind]}>{escape(part)}</tspan>" for kind, part in line)
+                spans = "".join(f"<tspan {STYLES[kind]}>{markup(part)}</tspan>" for kind, part in line)
                 out.append(f'<text x="{left:.0f}" y="{top:.0f}" xml:space="preserve">{spans}</text>')
     return "\n".join([*out, "</svg>"]) + "\n"
 
@@ -110,4 +109,4 @@ def _said(way: Trajectory, state: State, index: int) -> str:
 
 
 def _words(left: float, top: float, words: str, style: str) -> str:
-    return f'<text x="{left:.0f}" y="{top:.0f}" {style}>{escape(words)}</text>'
+    return f'<text x="{left:.0f}" y="{top:.0f}" {style}>{markup(words)}</text>'

@@ -11,9 +11,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from tsdfm.distil.answers import own_tokens, read
 from tsdfm.distil.chain import Heads
 from tsdfm.distil.matching.settings import AuxiliarySettings
+from tsdfm.distil.meaning import own_tokens, read
 from tsdfm.distil.settings import DistilSettings
 from tsdfm.distil.start import start_from
 from tsdfm.engine.distributed import average_gradients
@@ -36,7 +36,7 @@ class Auxiliary:
         torch.manual_seed(self.loop.seed)  # the same new weights as the student's, where h is new to both
         self.net = self.spec.network()
         known, where = teacher.spec.step_size, str(teacher.checkpoint)
-        start_from(self.net, teacher.net.state_dict(), step_size=known, fit=True, where=where)
+        start_from(self.net, teacher.net.state_dict(), self.spec, step_size=known, fit=True, where=where)
 
     def bind(self, context: Context) -> None:
         """Move to the device, compile where the student is compiled, and make the optimiser."""

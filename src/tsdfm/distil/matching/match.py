@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from tsdfm.distil.answers import answer, in_chunks, log_probability, own_answer, own_tokens, read
+from tsdfm.distil.answers import answer, in_chunks, log_probability, own_answer
 from tsdfm.distil.matching.auxiliary import Auxiliary
 from tsdfm.distil.matching.forms import Forms, Renoised
 from tsdfm.distil.matching.width import Width
+from tsdfm.distil.meaning import own_tokens, read
 from tsdfm.flow import RowNoise, draw
 from tsdfm.flow.loss import LAST_TIME
 from tsdfm.kernels.fused import CrossEntropy, Divergence, Objective, Target

@@ -1,0 +1,42 @@
+"""Models by their names on the hub: `tsdfm.from_pretrained` and `TextModel.push_to_hub`."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tsdfm.engine.distributed import pick_device
+from tsdfm.engine.precision import use_bf16
+from tsdfm.nn.velocity import Velocity
+from tsdfm.public.export import check_name, left_over, push, write_folder
+from tsdfm.public.model import is_public, load_public
+from tsdfm.samples.model import TextModel, load
+from tsdfm.store.manifest import NAME as MANIFEST
+from tsdfm.store.manifest import read_manifest
+from tsdfm.tokens.tokenizer import Tokenizer
+
+
+def from_pretrained(name: str | Path, device: str = "auto", *, precision: str = "auto", **words: Any) -> TextModel:
+    """The model of a hub name, OWNER/NAME, or of anything else that `tsdfm.load` takes.
+
+    `words` are those of `public.model.read_public`: revision, part, kind, heads and tokenizer.
+    """
+    if not is_public(name):
+        return load(name, device, precision=precision)
+    place = pick_device(device)
+    return TextModel(*load_public(name, place, **words), use_bf16(precision, place))
+
+
+def push_model(velocity: Velocity, tokenizer: Tokenizer, name: str) -> None:
+    """Upload a model as it is in memory, with what its run knows of its origin."""
+    check_name(name)
+    place = velocity.checkpoint
+    known = place is not None and (place / MANIFEST).is_file()
+    manifest = read_manifest(place) if known and place is not None else {}
+    rest = left_over(place) if place is not None else {}
+    weights = {key: tensor.detach().cpu() for key, tensor in velocity.net.state_dict().items()}
+    with tempfile.TemporaryDirectory() as temp:
+        folder = Path(temp) / "model"
+        write_folder(folder, velocity.spec, tokenizer, weights, manifest, rest)
+        push(folder, name, kept=False)

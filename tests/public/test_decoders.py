@@ -1,0 +1,254 @@
+"""LLaDA, Dream and SDAR files: logits of transformers' own modules after the load, tokens, sampling, refusals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.public.public_files import BPE
+from torch import Tensor
+
+import tsdfm
+from tsdfm.cli import main
+from tsdfm.errors import UserError
+from tsdfm.nn.velocity import load_velocity
+from tsdfm.public.run import run
+from tsdfm.public.settings import ImportSettings
+from tsdfm.tokens.tokenizer import load_tokenizer
+
+transformers = pytest.importorskip("transformers")
+ROWS, MASK, END, LENGTH = 320, 305, 299, 16
+SIZES = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 48, "vocab_size": ROWS, "max_position_embeddings": LENGTH, "head_dim": 8,
+}  # fmt: skip
+THEIRS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llada": ("Llama", {"num_key_value_heads": 4, "rms_norm_eps": 1e-5, "theta": 5e5}),
+    "dream": ("Qwen2", {"rms_norm_eps": 1e-6, "theta": 1e6}),
+    "sdar": ("Qwen3", {"rms_norm_eps": 1e-6, "theta": 1e6, "head_dim": 16, "tie_word_embeddings": True}),
+}
+LLADA = {
+    "model.embed_tokens": "wte", "model.norm": "ln_f", "lm_head": "ff_out", "model.layers": "blocks",
+    "self_attn.o_proj": "attn_out", "self_attn.": "", "mlp.gate_proj": "ff_proj", "mlp.up_proj": "up_proj",
+    "mlp.down_proj": "ff_out", "input_layernorm": "attn_norm", "post_attention_layernorm": "ff_norm",
+}  # fmt: skip
+
+
+def module(kind: str) -> Any:
+    """The causal module of the same make, with random weights of a size that shows."""
+    name, words = THEIRS[kind]
+    sizes = {**SIZES, "tie_word_embeddings": False, **words}
+    rope = {"rope_type": "default", "rope_theta": sizes.pop("theta")}
+    config = getattr(transformers, f"{name}Config")(**sizes, rope_parameters=rope)
+    config._attn_implementation = "eager"
+    torch.manual_seed(0)
+    made = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    for weight in made.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    return made
+
+
+def config_of(kind: str) -> dict[str, Any]:
+    _, words = THEIRS[kind]
+    common = {"mask_token_id": MASK, "eos_token_id": END, "rope_theta": words["theta"]}
+    if kind == "llada":
+        sizes = {"d_model": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 4, "mlp_hidden_size": 48}
+        more = {"weight_tying": False, "rms_norm_eps": 1e-5, "max_sequence_length": LENGTH}
+        return {"model_type": "llada", "architectures": ["LLaDAModelLM"], **common, **sizes, **more}
+    given = {key: value for key, value in {**SIZES, **words}.items() if key != "theta"}
+    return {"model_type": {"dream": "Dream", "sdar": "sdar"}[kind], **common, **given}
+
+
+def renamed(name: str) -> str:
+    for theirs, llada in LLADA.items():
+        name = name.replace(theirs, llada)
+    return f"model.transformer.{name}"
+
+
+def write_decoder(kind: str, folder: Path) -> Any:
+    """A folder as the hub would give it: two shards with their index, config and the tokenizer's file."""
+    folder.mkdir(parents=True)
+    theirs = module(kind)
+    state = {name: tensor.clone() for name, tensor in theirs.state_dict().items()}
+    if kind == "sdar":
+        del state["lm_head.weight"]
+    if kind == "llada":
+        state = {renamed(name): tensor for name, tensor in state.items()}
+    names = sorted(state)
+    shards = {"model-1.safetensors": names[:7], "model-2.safetensors": names[7:]}
+    for file, part in shards.items():
+        save_file({name: state[name] for name in part}, folder / file)
+    index = {name: file for file, part in shards.items() for name in part}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    (folder / "config.json").write_text(json.dumps(config_of(kind)))
+    BPE_ENGINE.save(str(folder / "tokenizer.json"))
+    return theirs
+
+
+def engine() -> Any:
+    """Ids: the pairs' own, then end-of-text, gaps up to [MASK], and some special tokens behind it."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    vocab = {token: i for i, token in enumerate(BPE.vocab[:END]) if i != BPE.end_of_text}
+    made = Tokenizer(models.BPE(vocab=vocab, merges=[pair for pair in BPE.merges if "".join(pair) in vocab]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    made.decoder = decoders.ByteLevel()
+    plain = json.loads(made.to_str())
+    special = {"<|end|>": END, "<|mask|>": MASK, "<|role|>": 307}
+    for token, i in special.items():
+        flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+        plain["added_tokens"].append({"id": i, "content": token, **flags})
+        plain["model"]["vocab"][token] = i
+    return Tokenizer.from_str(json.dumps(plain))
+
+
+BPE_ENGINE = engine()
+
+
+def ours_of(tokens: Tensor) -> Tensor:
+    """Their ids as ours: [MASK] and the last one change places."""
+    swapped = torch.where(tokens == MASK, ROWS - 1, tokens)
+    return torch.where(tokens == ROWS - 1, MASK, swapped)
+
+
+@pytest.mark.parametrize("kind", THEIRS)
+def test_an_imported_decoder_answers_as_the_public_one(kind: str, tmp_path: Path) -> None:
+    theirs = write_decoder(kind, tmp_path / "public")
+    made = run(ImportSettings(source=str(tmp_path / "public"), out=tmp_path / "run"))
+    model = load_velocity(made)
+    tokens = torch.randint(ROWS, (3, LENGTH), generator=torch.Generator().manual_seed(1))
+    tokens[:, 3::4] = MASK
+    block = torch.arange(LENGTH) // 4
+    seen = torch.zeros(LENGTH, LENGTH)
+    if kind == "sdar":
+        seen = torch.where(block[None] <= block[:, None], 0.0, torch.finfo(torch.float32).min)
+    with torch.no_grad():
+        want: Tensor = theirs(tokens, attention_mask=seen[None, None].expand(3, 1, -1, -1)).logits
+        got = model.net(ours_of(tokens), torch.zeros(3))
+    if kind == "dream":
+        want = torch.cat([want[:, :1], want[:, :-1]], dim=1)
+    back = ours_of(torch.arange(ROWS))[: ROWS - 1]
+    torch.testing.assert_close(got, want[..., back], atol=1e-5, rtol=1e-5)
+    assert model.spec.jump == {"llada": "llada", "dream": "dream-origin", "sdar": "llada:4"}[kind]
+    assert load_tokenizer(made / "tokenizer").fingerprint == model.spec.tokenizer
+
+
+@pytest.mark.parametrize("kind", THEIRS)
+def test_a_decoder_writes_and_goes_out_and_in(kind: str, tmp_path: Path) -> None:
+    write_decoder(kind, tmp_path / "public")
+    model = tsdfm.from_pretrained(tmp_path / "public", "cpu", length=8)
+    samples = model.sample(n=2, steps=4, seed=0, prefix="Mia")
+    assert samples.tokens.shape == (2, 8)
+    assert int(samples.tokens.max()) < ROWS - 1
+    assert samples.texts[0].startswith("Mia")
+    made = run(ImportSettings(source=str(tmp_path / "public"), out=tmp_path / "run", length=8))
+    assert main(["export", str(made), "--to", str(tmp_path / "out")]) == 0
+    again = tsdfm.load(tmp_path / "out", "cpu")
+    assert again.velocity.spec == model.velocity.spec
+    assert torch.equal(again.sample(n=2, steps=4, seed=0, prefix="Mia").tokens, samples.tokens)
+
+
+def test_weights_stay_in_bf16(tmp_path: Path) -> None:
+    write_decoder("dream", tmp_path / "public")
+    for file in sorted((tmp_path / "public").glob("*.safetensors")):
+        save_file({name: tensor.bfloat16() for name, tensor in load_file(file).items()}, file)
+    model = tsdfm.load(tmp_path / "public", "cpu")
+    assert {weight.dtype for weight in model.velocity.net.parameters()} == {torch.bfloat16}
+    made = run(ImportSettings(source=str(tmp_path / "public"), out=tmp_path / "run"))
+    assert {weight.dtype for weight in load_velocity(made).net.parameters()} == {torch.bfloat16}
+    assert torch.equal(tsdfm.load(made, "cpu").sample(n=1, steps=2).tokens, model.sample(n=1, steps=2).tokens)
+
+
+def test_its_tokenizer(tmp_path: Path) -> None:
+    write_decoder("llada", tmp_path / "public")
+    tokenizer = tsdfm.load(tmp_path / "public", "cpu").tokenizer
+    text = "Mia has three red balls.<|role|> Tom"
+    ids = tokenizer.encode(text)
+    assert ids == BPE_ENGINE.encode(text, add_special_tokens=False).ids
+    assert 307 in ids
+    assert tokenizer.decode([*ids, END]) == "Mia has three red balls. Tom"
+    assert (tokenizer.vocab_size, tokenizer.end_of_text) == (ROWS - 1, END)
+    with pytest.raises(UserError, match="spells the model's mask token"):
+        tokenizer.encode("a <|mask|>")
+
+
+def changed(change: Callable[[dict[str, Tensor]], object]) -> Callable[[Path], None]:
+    def work(folder: Path) -> None:
+        state = {k: v for file in sorted(folder.glob("*.safetensors")) for k, v in load_file(file).items()}
+        for file in [*folder.glob("*.safetensors"), folder / "model.safetensors.index.json"]:
+            file.unlink()
+        change(state)
+        save_file(state, folder / "model.safetensors")
+
+    return work
+
+
+def config(drop: str = "", **words: Any) -> Callable[[Path], None]:
+    def work(folder: Path) -> None:
+        path = folder / "config.json"
+        given = {key: value for key, value in json.loads(path.read_text()).items() if key not in drop.split()}
+        path.write_text(json.dumps({**given, **words}))
+
+    return work
+
+
+LAYER = "model.layers.1."
+CASES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "missing": (changed(lambda s: s.pop(f"{LAYER}mlp.up_proj.weight")), "up_proj.weight is missing"),
+    "further": (changed(lambda s: s.update({f"{LAYER}more.weight": torch.ones(2)})), "more.weight has no place"),
+    "shape": (changed(lambda s: s.update({f"{LAYER}mlp.up_proj.weight": torch.ones(48, 16)})), "has the shape"),
+    "nan": (changed(lambda s: s["model.norm.weight"].fill_(float("nan"))), "not finite"),
+    "no head": (changed(lambda s: s.pop("lm_head.weight")), "does not say that it is the embedding"),
+    "causal": (config("mask_token_id", model_type="qwen2"), "a causal model of the same make"),
+    "heads": (config(num_attention_heads=8, head_dim=8), "disagree|has the shape"),
+    "depth": (config(num_hidden_layers=3), "they disagree"),
+    "no theta": (config("rope_theta rope_parameters"), "does not say rope_theta"),
+    "no end": (config("eos_token_id"), "does not say eos_token_id"),
+    "mask": (config(mask_token_id=ROWS), "none of the 320 rows"),
+    "tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "no tokenizer.json"),
+    "other tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{}"), "not of this model"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_bad_decoder_is_refused(case: str, tmp_path: Path) -> None:
+    write_decoder("dream", tmp_path / "public")
+    change, said = CASES[case]
+    change(tmp_path / "public")
+    with pytest.raises(UserError, match=said):
+        run(ImportSettings(source=str(tmp_path / "public"), out=tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_decoder_is_not_distilled(tmp_path: Path) -> None:
+    from tsdfm.distil.run import spec_for
+    from tsdfm.methods.fs_dfm import METHOD, FSDFMSettings
+
+    write_decoder("llada", tmp_path / "public")
+    spec = tsdfm.load(tmp_path / "public", "cpu").velocity.spec
+    with pytest.raises(UserError, match="is a decoder"):
+        spec_for(FSDFMSettings(tokens=Path("a"), init_from=Path("b"), out=Path("c")), spec, METHOD)
+
+
+def test_the_public_sizes() -> None:
+    """The numbers of weights of the real files, on no device."""
+    from tsdfm.nn.ddit import parameters
+    from tsdfm.nn.decoder import Decoder, DecoderShape
+
+    real = {
+        8_015_581_184: (126464, DecoderShape(width=4096, depth=32, heads=32, kv_heads=32, head=128, hidden=12288)),
+        7_615_616_512: (152064, DecoderShape(
+            width=3584, depth=28, heads=28, kv_heads=4, head=128, hidden=18944, biases=True)),
+    }  # fmt: skip
+    for count, (rows, shape) in real.items():
+        with torch.device("meta"):
+            assert parameters(Decoder(shape, vocab=rows, tokens=rows)) == count
+    sdar = DecoderShape(width=2560, depth=36, heads=32, kv_heads=8, head=128, hidden=9728, head_norms=True)
+    with torch.device("meta"):
+        net = Decoder(sdar, vocab=151936, tokens=151936)
+    assert parameters(net) - net.head.weight.numel() == 4_022_468_096  # its head is the embedding

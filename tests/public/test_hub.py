@@ -1,0 +1,94 @@
+"""Models go to the hub and come back, by its own client, against a hub on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.local_hub import nobody, online, serving
+from tests.public.public_files import public_state, rows_of, write_public
+
+import tsdfm
+from tsdfm.cli import main
+from tsdfm.errors import UserError
+from tsdfm.nn.settings import NetSettings
+from tsdfm.nn.velocity import VelocitySpec, load_velocity
+from tsdfm.public.export import write_folder
+from tsdfm.public.run import run as import_
+from tsdfm.public.settings import ImportSettings
+from tsdfm.tokens.tokenizer import ByteTokenizer
+
+
+def own_model(folder: Path) -> Path:
+    """A student of a masked model: what no public layout has, with bytes for tokens."""
+    tokenizer = ByteTokenizer()
+    spec = VelocitySpec(
+        shape=NetSettings(width=32, depth=1, heads=2, cond=16, positions=12).shape(), vocab=tokenizer.vocab_size,
+        source="mask", schedule="cosine", length=12, anchor=1, tokenizer=tokenizer.fingerprint, step_size=True,
+        time=False, logits="subs", method="ts-dfm", jump="cumulative",
+    )  # fmt: skip
+    torch.manual_seed(0)
+    net = spec.network()
+    for weight in net.parameters():
+        torch.nn.init.normal_(weight, std=0.2)
+    write_folder(folder, spec, tokenizer, net.state_dict(), {}, {})
+    return folder
+
+
+def test_a_model_goes_to_the_hub_and_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = import_(ImportSettings(source=str(write_public("mdlm", tmp_path / "public")), out=tmp_path / "run"))
+    home = tmp_path / "hub"
+    home.mkdir()
+    with serving({}, into=home) as address:
+        online(monkeypatch, address, tmp_path / "cache")
+        assert main(["export", str(run), "--to", str(tmp_path / "out"), "--push", "me/by-command"]) == 0
+        tsdfm.load(run, "cpu").push_to_hub("me/by-python")
+        state = public_state("mdlm", rows_of("mdlm"))
+        for name in ("me--by-command", "me--by-python"):
+            got = load_file(home / name / "model.safetensors")
+            assert got.keys() == state.keys()
+            assert all(torch.equal(got[key], tensor) for key, tensor in state.items())
+            assert (home / name / "README.md").read_text().startswith("---\nlicense:")
+        model = tsdfm.from_pretrained("me/by-python", "cpu", revision="main")
+    want = tsdfm.load(run, "cpu").sample(n=2, steps=3, seed=1).tokens
+    assert torch.equal(model.sample(n=2, steps=3, seed=1).tokens, want)
+
+
+def test_what_has_no_public_relatives_keeps_our_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = own_model(tmp_path / "student")
+    model = tsdfm.from_pretrained(folder, "cpu")
+    assert (model.method, model.velocity.spec.anchor, model.velocity.spec.schedule) == ("ts-dfm", 1, "cosine")
+    run = import_(ImportSettings(source=str(folder), out=tmp_path / "run"))
+    assert load_velocity(run).spec == model.velocity.spec
+    home = tmp_path / "hub"
+    home.mkdir()
+    with serving({}, into=home) as address:
+        online(monkeypatch, address, tmp_path / "cache")
+        model.push_to_hub("me/few-step")
+        again = tsdfm.from_pretrained("me/few-step", "cpu")
+    assert again.velocity.spec == model.velocity.spec
+    assert torch.equal(again.sample(n=2, steps=2).tokens, model.sample(n=2, steps=2).tokens)
+
+
+def test_a_folder_that_does_not_fit_its_config_is_refused(tmp_path: Path) -> None:
+    folder = own_model(tmp_path / "student")
+    state = load_file(folder / "model.safetensors")
+    del state["norm.weight"]
+    save_file(state, folder / "model.safetensors")
+    with pytest.raises(UserError, match=r"norm\.weight is not there and should be \(32,\)"):
+        tsdfm.load(folder, "cpu")
+    text = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(text.replace('"depth": 1', '"depth": 0'))
+    with pytest.raises(UserError, match="depth"):
+        tsdfm.load(folder, "cpu")
+
+
+def test_what_cannot_be_uploaded_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tsdfm.load(own_model(tmp_path / "student"), "cpu")
+    with pytest.raises(UserError, match="no hub name"):
+        model.push_to_hub("mine")
+    online(monkeypatch, nobody(), tmp_path / "cache")
+    with pytest.raises(UserError, match="nothing was uploaded to me/mine: the hub cannot be reached"):
+        model.push_to_hub("me/mine")
