@@ -7,7 +7,7 @@ export HF_HUB_OFFLINE ?= 1
 
 SEED := $(or $(SEED),$(shell date +%s))
 
-.PHONY: demo test fuzz chaos lint docs setup dev clean
+.PHONY: demo test fuzz chaos kills lint docs setup dev clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -38,6 +38,9 @@ fuzz: dev  # other examples each time; a failure is repeated by the seed it was 
 
 chaos: dev  # bad input and faults of every kind, on everything that reads or writes
 	$(BIN)/python tests/chaos/campaign.py
+
+kills: dev  # kill -9 of every stage; one that was stopped goes on where it was: make kills KILLS=1000
+	$(BIN)/python tests/chaos/kills.py --kills $(or $(KILLS),1000) --log runs/kills.jsonl
 
 lint: dev
 	$(BIN)/ruff check .

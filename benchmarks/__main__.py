@@ -12,6 +12,7 @@ VERBS = {
     "all": Verb("benchmarks.everything:AllBenchmarks", "benchmarks.everything:run", "all of them, within a time limit"),
     "growth": Verb("benchmarks.growth:GrowthBenchmark", "benchmarks.growth:run", "how a step's cost grows"),
     "kernels": Verb("benchmarks.kernels:KernelBenchmark", "benchmarks.kernels:run", "kernels against their floor"),
+    "loader": Verb("benchmarks.loader:LoaderBenchmark", "benchmarks.loader:run", "tokens a second from the page cache"),
     "matching": Verb("benchmarks.matching:MatchingBenchmark", "benchmarks.matching:run", "IDLM's training step"),
     "sampling": Verb("benchmarks.sampling:SamplingBenchmark", "benchmarks.sampling:run", "few steps or many"),
     "serve": Verb("benchmarks.serve:ServeBenchmark", "benchmarks.serve:run", "the server under load"),

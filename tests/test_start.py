@@ -123,9 +123,12 @@ def test_networks_that_no_machine_holds_are_refused_before_they_are_made(monkeyp
         spec(small).network()
 
 
-def test_texts_that_would_take_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_that_would_take_for_ever(capsys: pytest.CaptureFixture[str]) -> None:
     net = spec(NetSettings(width=64, depth=3, heads=2).shape())
     check_amount(net, "cpu", 1_000, 1_024)
+    assert capsys.readouterr().err == ""
+    check_amount(net, "cpu", 1, 10**8)
+    assert capsys.readouterr().err == "1 texts of 128 tokens in 100,000,000 passes take 3 hours or more\n"
     for texts, steps, said in ((10**12, 1, "of memory"), (1, 10**12, "of memory"), (10**6, 10**5, "days or more")):
         with pytest.raises(UserError, match=rf"{texts:,} texts of 128 tokens in {steps:,} passes .*{said}"):
             check_amount(net, "cpu", texts, steps)

@@ -291,11 +291,13 @@ def _main(words: list[str]) -> int:
 
         print(f"tsdfm {__version__}")
         return 0
+    if not {"-h", "--help"} & {*words}:
+        start.see_folder()
     if words[0] in ("train", "student"):
         return train(words[1:]) if words[0] == "train" else train_student(words[1:])
     name, rest = command(words)
     if name not in VERBS:
-        raise UserError(f"unknown command {name!r}{nearest(name, VERBS)}")
+        raise unknown(words)
     verb, as_json = VERBS[name], VERBS[name].json and JSON in rest
     words = [word for word in rest if word != JSON] if as_json else rest
     settings = read(name, verb, words)  # help and mistakes are told before anything heavy is loaded
@@ -333,6 +335,16 @@ def command(words: list[str]) -> tuple[str, list[str]]:
     """The command that the words begin with, of two words where there is one, and what follows it."""
     size = 2 if " ".join(words[:2]) in VERBS else 1
     return " ".join(words[:size]), words[size:]
+
+
+def unknown(words: list[str]) -> UserError:
+    """What to say to words that are no command; of some, such as `report`, the first is right."""
+    group = [verb.partition(" ")[2] for verb in VERBS if verb.startswith(f"{words[0]} ")]
+    if not group:
+        return UserError(f"unknown command {words[0]!r}{nearest(words[0], VERBS)}")
+    if len(words) > 1 and not words[1].startswith("-"):
+        return UserError(f"unknown command '{words[0]} {words[1]}'{nearest(words[1], group)}")
+    return UserError(f"{words[0]} is followed by one of: {', '.join(group)}")
 
 
 def train(words: list[str]) -> int:

@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
 
+from tsdfm.errors import UserError
+
 
 def interrupt(number: int, frame: FrameType | None) -> None:
     """Ctrl-C. A library that is being loaded would answer it in words of its own, or swallow it: then end at once.
@@ -94,6 +96,14 @@ def interrupted(problem: BaseException) -> bool:
             return True
         seen = seen.__cause__ or seen.__context__
     return False
+
+
+def see_folder() -> None:
+    """Refuse to work in a folder that was deleted: no path means anything there, and libraries end the process."""
+    try:
+        os.getcwd()  # noqa: PTH109
+    except FileNotFoundError:
+        raise UserError("the folder you are in was deleted: change to another one") from None
 
 
 def first_line(problem: Exception) -> str:

@@ -203,7 +203,8 @@ def stream_cases() -> Iterator[Process]:
 
 
 def folder_cases() -> Iterator[Process]:
-    for words in (SAMPLE, TRAIN, ("corpus", "--path", "texts", "--out", "new"), ("view", "way.json", "--no-open")):
+    corpus, view = ("corpus", "--path", "texts", "--out", "new"), ("view", "way.json", "--no-open")
+    for words in (SAMPLE, TRAIN, corpus, view, ("doctor",), ("train", "dfm"), ("verify", "/")):
         yield Process(
             "folders", f"{words[0]}: the working folder is gone", words, before=folder_gone, codes=(2,), lines=1
         )

@@ -37,6 +37,8 @@ def test_every_verb_has_a_help_that_names_its_settings(capsys: pytest.CaptureFix
     ("words", "said"),
     [
         (["teahcer"], "did you mean 'teacher'"),
+        (["report"], "report is followed by one of: measure, main"),
+        (["report", "mian"], "unknown command 'report mian'; did you mean 'main'?"),
         (["teacher", "--looop.steps", "3"], "did you mean '--loop.steps'"),
         (["teacher", "--tokens", "a", "--out", "b", "--loop.steps", "x"], "loop.steps takes a whole number"),
         (["teacher", "--tokens", "a", "--out", "b", "--loop.steps", "0"], "loop.steps must be from 1 to 1,000,000,000"),

@@ -12,7 +12,7 @@ import pytest
 
 from tsdfm.cli import main
 from tsdfm.report.cells import load_cell
-from tsdfm.report.commands.neighbours import quoted
+from tsdfm.report.commands.neighbours import NEAR, quoted
 from tsdfm.report.runs import find_runs, run_at
 
 FEW = ["--steps", "2,3", "--temperatures", "0.6,1.0,1.4", "--samples", "4", "--device", "cpu"]
@@ -109,13 +109,30 @@ def test_perplexity_is_over_the_reference_curve_at_its_own_entropy(made: tuple[d
         wanted = row["ppl"] / math.exp(y + (z - y) * (h - a) / (b - a))
         assert row["ratio_at_own_entropy"] == pytest.approx(wanted)
     assert seen == {"reference", "outside", "inside"}
+    goal, own = found["target"]["entropy_bits"], {p["method"]: [] for p in found["points"]}
+    for p in found["points"]:
+        own[p["method"]].append((p["entropy_bits"], math.log(p["ppl"])))
+    told = {row["method"]: row.get("at_real") for row in ours(found) if row["steps"] == found["points"][0]["steps"]}
+    for name, points in own.items():
+        (first, y), *_, (last, z) = sorted(points)
+        assert (told[name] is not None) == (first <= goal <= last)
+        assert told[name] is None or min(math.exp(v) for _, v in points) <= told[name] <= max(
+            math.exp(v) for _, v in points
+        )
     assert next(row for row in ours(found) if row["at_own"] == "reference")["method"] == "fs-dfm"
 
 
 def test_the_figure_has_a_curve_for_each_method(made: tuple[dict[str, Any], Path]) -> None:
-    text = (made[1] / "neighbours.svg").read_text()
-    assert text.count("<polyline") == 7
-    assert text.count('class="chart"') == 1  # both sources in one
+    found, text = made[0], (made[1] / "neighbours.svg").read_text()
+    assert text.count('class="chart"') == 2  # one a source
+    own = {(p["source"], p["method"]) for p in found["points"] if "@" not in p["method"]}
+    near = {
+        (p["source"], p["method"])
+        for p in found["points"]
+        if abs(p["entropy_bits"] - found["target"]["entropy_bits"]) <= NEAR
+    }
+    assert own & near
+    assert text.count("<polyline") == len(own & near)
 
 
 def test_a_second_run_samples_nothing(made: tuple[dict[str, Any], Path], report_home: Path, masked: Path) -> None:
@@ -126,7 +143,8 @@ def test_a_second_run_samples_nothing(made: tuple[dict[str, Any], Path], report_
     assert main(["report", "neighbours", *map(str, runs), *words, *FEW]) == 0
     again = json.loads((out / "neighbours.json").read_text())
     assert {path: path.stat().st_mtime_ns for path in (out / "cells").iterdir()} == before
-    assert again["rows"] == found["rows"]
+    of_curves = {"at_real"}
+    assert again["rows"] == [{k: v for k, v in row.items() if k not in of_curves} for row in found["rows"]]
     assert "points" not in again
 
 

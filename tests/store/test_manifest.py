@@ -76,6 +76,22 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
 
 
+def test_a_link_stays_one(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to("real.json")
+    write_json(link, 2)
+    assert link.is_symlink()
+    assert (tmp_path / "real.json").read_text() == "2\n"
+
+
+@pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="needs names of streams")
+def test_the_names_of_streams(capfd: pytest.CaptureFixture[str]) -> None:
+    write_json("/dev/stdout", "out")
+    write_json("/dev/stderr", "err")
+    assert tuple(capfd.readouterr()) == ('"out"\n', '"err"\n')
+    assert Path("/dev/stdout").is_symlink()
+
+
 def test_a_pipe_is_written_to_and_stays_one(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

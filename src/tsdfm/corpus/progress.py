@@ -18,8 +18,8 @@ class TextProgress:
         progress.advance(documents=1, characters=280)
     """
 
-    def __init__(self, what: str, total: int | None = None) -> None:
-        self.what, self.total = what, total
+    def __init__(self, what: str, total: int | None = None, things: str = "documents") -> None:
+        self.what, self.total, self.things = what, total, things
         self.documents, self.characters = 0, 0
         self.began = self.shown = time.monotonic()
         self.console = Console(stderr=True)
@@ -27,7 +27,7 @@ class TextProgress:
 
     def _make_bar(self) -> Progress:
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        extra = (TextColumn("documents, {task.fields[speed]}"), TimeRemainingColumn())
+        extra = (TextColumn(f"{self.things}, {{task.fields[speed]}}"), TimeRemainingColumn())
         bar = Progress(*columns, *extra, console=self.console, transient=True)
         self.task = bar.add_task(self.what, total=self.total, speed="")
         return bar
@@ -45,7 +45,7 @@ class TextProgress:
             self.shown = now
         elif self.bar is None and now - self.shown > QUIET_SECONDS:
             of = f" of {self.total:,}" if self.total else ""
-            self.say(f"{self.what}: {self.documents:,}{of} documents, {self.speed}")
+            self.say(f"{self.what}: {self.documents:,}{of} {self.things}, {self.speed}")
             self.shown = now
 
     def say(self, line: str) -> None:

@@ -130,6 +130,7 @@ def make_plan(recipe: Recipe, out: Path) -> Plan:
         return None if given is None else build(cls, {**first, **given, **last}, name)
 
     corpus = read(CorpusSettings, "corpus", {}, {"out": out / "corpus"})
+    text = {} if "shards" in (recipe.section("tokens") or {}) else {"corpus": out / "corpus"}
     if corpus is not None:
         corpus.all_sources()
     judge = read(JudgeTrainSettings, "judge", {"tokens": out / "tokens"}, {"out": out / "judge"})
@@ -142,7 +143,7 @@ def make_plan(recipe: Recipe, out: Path) -> Plan:
         seed=recipe.seed,
         sources=recipe.sources,
         corpus=corpus,
-        tokens=read(TokensSettings, "tokens", {"corpus": out / "corpus", "out": out / "tokens"}, {}),
+        tokens=read(TokensSettings, "tokens", {**text, "out": out / "tokens"}, {}),
         judge=judge,
         models=tuple(model for source in recipe.sources for model in source_models(recipe, source, out)),
         measure=read(MeasureSettings, "measure", {}, {"judges": [*map(str, judges)]}),

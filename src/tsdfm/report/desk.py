@@ -5,13 +5,14 @@ from __future__ import annotations
 import shlex
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Annotated, Any, TypedDict
 
 from rich.console import Console
 
 from tsdfm import terminal
 from tsdfm.distil.settings import NavigateSettings
 from tsdfm.errors import UserError
+from tsdfm.ranges import Range
 from tsdfm.report.bench import Bench
 from tsdfm.report.cells import Cell, Cells, hardware
 from tsdfm.report.rows import REAL, Plain, Row
@@ -27,6 +28,7 @@ from tsdfm.store.schema import Count, checked
 SAMPLES = 64
 GUIDED = 32  # guided texts cost several times as much
 SHORT = 12  # rows of a table that is not asked to be verbose
+Steps = Annotated[int, Range(low=1, high=10**6)]
 UNQUOTED = ("runs", "verbose")  # settings that are no flags of the command line in a table's notes
 
 
@@ -161,6 +163,8 @@ class Measured(TypedDict, total=False):
     world: str | None
     judges: list[str]
     name: str | None
+    steps: list[Steps]
+    teacher_steps: list[Steps]
 
 
 def world_of(home: Path, before: Plain) -> str:

@@ -227,6 +227,34 @@ class PrefixSettings(ReportSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class AnswersSettings(ReportSettings):
+    """Problems solved with k answers by steps, as the paper's table of GSM8K, beside what chance gives."""
+
+    steps: tuple[int, ...] = option((4, 8), "step counts", low=1, high=10**6)
+    teacher_steps: tuple[int, ...] = option(
+        (4, 8, 32, 256), "step counts of a many-step model; empty is `steps`", low=1, high=10**6
+    )
+    k: tuple[int, ...] = option((1, 8, 16, 32), "answers of which one has to be right", low=1)
+    n: int = option(32, "answers of each problem, from which pass@k is estimated", low=1, high=2**16)
+    problems: int | None = option(None, "held-out problems, evenly spread; none: all", low=1)
+    file: Path | None = option(None, "a .jsonl file of problems, in the place of the held-out ones")
+    prompt: str = option("question", "the field of that file that holds the problem")
+    field: str = option("answer", "the field that holds the answer")
+    of: str = option("ts-dfm", "the method that is compared with others, problem by problem")
+    against: tuple[Name, ...] = option(("teacher", "fs-dfm", "control", "ts-random"), "those others, where they are")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_lists(self)
+        if not self.k or max(self.k) > self.n:
+            raise UserError(f"pass@{max(self.k, default=1)} needs as many answers of each problem: raise n, or lower k")
+
+    def steps_of(self, run: TrainedRun) -> tuple[int, ...]:
+        """The step counts of a run: a many-step model has a list of its own."""
+        return (self.teacher_steps or self.steps) if run.many_step else self.steps
+
+
+@dataclass(frozen=True, kw_only=True)
 class ScalingSettings(ReportSettings):
     """Runs of several sizes beside each other, as the paper's scaling table."""
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import torch
 
 from tsdfm.charts import Axis, Chart, Point, Series
-from tsdfm.metrics.matched import PooledEntropy, Sweep, compare, mean_entropy
+from tsdfm.metrics.matched import Curves, PooledEntropy, Sweep, compare, mean_entropy
 from tsdfm.metrics.ngrams import entropy_bits
 from tsdfm.report.cells import Cell
 from tsdfm.report.desk import Desk
@@ -47,6 +48,15 @@ class Line:
     def own(self) -> Row | None:
         """The row at T = 1."""
         return next((row for row, _ in self.cells if row.temperature == 1.0), None)
+
+    def at(self, bits: float) -> float | None:
+        """The perplexity at an entropy, log-linear between its temperatures; None outside of them."""
+        seen = [(row.entropy, math.log(row.ppl.value)) for row, _ in self.cells if row.ppl is not None]
+        if not seen:
+            return None
+        entropies, logs = torch.tensor(seen, dtype=torch.float64).T
+        found = float(Curves.of(entropies[None], logs[None]).at(torch.tensor([[bits]], dtype=torch.float64)).exp())
+        return found if math.isfinite(found) else None
 
     def matched(self, control: Line, judge: str, *, draws: int, seed: int) -> Plain:
         """The ratios to a control under one judge by both entropies, as numbers and as text."""
@@ -134,10 +144,7 @@ def cell_row(
 def frontier_charts(
     points: Sequence[Row], real: Row | None, entropy: str, ppl: str = "ppl", style: dict[str, int] | None = None
 ) -> list[tuple[str, Chart]]:
-    """Perplexity against an entropy: for each source and step count a chart, with a curve for each method.
-
-    Rows without a source share the charts of their step counts.
-    """
+    """Perplexity against an entropy: for each source and step count a chart, with a curve for each method."""
     out, methods = list[tuple[str, Chart]](), list(dict.fromkeys(row.label for row in points))
     styles = style or {name: i for i, name in enumerate(methods)}
 
@@ -154,7 +161,7 @@ def frontier_charts(
             mine = sorted(((r, *at) for r, at in here if r.label == method), key=lambda one: one[0].temperature or 0.0)
             dots = [Point(x=x, y=y, note=f"T = {r.temperature:g}", hollow=r.temperature != 1.0) for r, x, y in mine]
             series.append(Series(name=method, style=styles[method], points=dots))
-        words = f"{source} source, " * bool(source) + f"{steps} {'pass' if steps == 1 else 'passes'}"
+        words = f"{source} source, {steps} {'pass' if steps == 1 else 'passes'}"
         chart = Chart(
             title=f"perplexity against entropy, {words}",
             caption=words,

@@ -7,6 +7,7 @@ refused.
 
 from __future__ import annotations
 
+from tsdfm import terminal
 from tsdfm.errors import UserError
 from tsdfm.machine import check_memory
 from tsdfm.nn.ddit import flops_per_token
@@ -21,7 +22,7 @@ def check_amount(
 ) -> None:
     """Refuse texts that would not fit into memory (with every state, if `states`), or take more than a day.
 
-    `long` lifts the limit of time.
+    `long` lifts the limit of time. What would take more than an hour says so.
     """
     tokens = texts * spec.length
     kept = tokens * 8 * (1 + 2 * steps * states) + steps * 8
@@ -31,3 +32,5 @@ def check_amount(
     days = max(work / SPEED.get(device, SPEED["cuda"]), steps * PASS) / DAY
     if days > 1 and not long:
         raise UserError(f"{words} would take {days:,.0f} days or more: ask for less, or lift the limit (long, --long)")
+    if days > 1 / 24:
+        terminal.say(f"{words} take {24 * days:,.0f} hours or more")

@@ -209,7 +209,8 @@ class TextModel:
             numbers = asked.numbers[start : start + size].to(self.velocity.device)
             known = asked.rows(slice(start, start + size), self.velocity.device)
             page = Page.begin(windows, reach, self.velocity.source, numbers, seed, known)
-            jumps = partial(guide.around, plain, stats=stats) if guide and stats else lambda held: plain
+            around = partial(guide.around, plain, stats=stats, learned=spec.prompted) if guide and stats else None
+            jumps = around or (lambda held: plain)
             recorder = Recorder(scorer.energy if scorer else None) if trajectory else None
             guided = self._free(model, cfg, known) if cfg else model
             told = page.told(self._told(on_pass, numbers, most * len(windows)), recorder, most)

@@ -30,14 +30,16 @@ def write_json(path: str | Path, value: Any) -> Path:
 def write_text(path: str | Path, text: str, *, errors: str = "replace") -> Path:
     """The same for text. Half a surrogate pair in it becomes `?`, or with strict `errors` it raises.
 
-    A device, a pipe or a stream by its name (/dev/stdout) is written to, and never replaced by a file.
+    A link stays one: what it names is written. A device, a pipe or a stream by its name (/dev/stdout) is written to,
+    and never replaced by a file.
     """
-    path = Path(path)
-    with disk(path):
-        if path.exists() and (not path.is_file() or path.parent == Path("/dev")):
-            with path.open("w", encoding="utf-8", errors=errors, newline="\n") as file:
+    asked = Path(path)
+    with disk(asked):
+        if _takes_a_stream(asked):
+            with asked.open("w", encoding="utf-8", errors=errors, newline="\n") as file:
                 file.write(text)
-            return path
+            return asked
+        path = asked.resolve()
         path.parent.mkdir(parents=True, exist_ok=True)
         temp = unfinished(path)
         try:
@@ -50,7 +52,13 @@ def write_text(path: str | Path, text: str, *, errors: str = "replace") -> Path:
             temp.unlink(missing_ok=True)
             raise
         sync_folder(path.parent)
-    return path
+    return asked
+
+
+def _takes_a_stream(path: Path) -> bool:
+    """Is it a pipe, a device, or one of the names of this process's own streams, such as /dev/stdout?"""
+    own = str(path) in ("/dev/stdout", "/dev/stderr") or path.is_relative_to("/dev/fd") or path.is_relative_to("/proc")
+    return own or (path.exists() and not path.is_file() and not path.is_dir())
 
 
 MEND = "make it again, or restore it from a copy"

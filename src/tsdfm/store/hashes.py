@@ -46,7 +46,10 @@ def listed(folder: Path) -> dict[str, Known]:
         columns = manifest["length"] + (manifest["layout"] == "prompt")  # a row with a prompt says how long that is
         size = int(manifest["dtype"].removeprefix("uint")) // 8
         shards = [shard for about in splits for shard in about["shards"]]
-        return {shard["file"]: Known(shard["sha256"], stored(shard, columns) * size) for shard in shards}
+        return {
+            shard["file"]: Known(shard["sha256"], shard.get("offset", 0) + stored(shard, columns) * size)
+            for shard in shards
+        }
     return {}
 
 

@@ -82,11 +82,15 @@ class CorpusManifest(Manifest):
 
 
 class Shard(TypedDict):
-    """One file of rows; one that does not end with a whole row says how many `tokens` it holds."""
+    """One file of rows; one that does not end with a whole row says how many `tokens` it holds.
+
+    Of others' shards, `file` is a path, and tokens begin at byte `offset`.
+    """
 
     file: str
     rows: Count
     tokens: NotRequired[Count]
+    offset: NotRequired[Count]
     characters: NotRequired[Count]
     sha256: Sha256
 
@@ -107,6 +111,55 @@ class TokensSplits(TypedDict):
     valid: TokensSplit
 
 
+class Packed(TypedDict):
+    """How far a split of tokens is; a part says at which document it stops."""
+
+    shards: list[Shard]
+    after: list[Count]
+    dropped_tokens: Count
+    skipped_documents: Count
+    done: bool
+    stop: NotRequired[Count]
+
+
+class PartRecord(TypedDict):
+    """What a part of a stage notes of itself."""
+
+    key: str
+    done: NotRequired[bool]
+
+
+class TokensProgress(PartRecord):
+    """How far tokens, or a part of them, are."""
+
+    train: Packed
+    valid: Packed
+
+
+class CorpusFiles(TypedDict):
+    """A part's file of each split."""
+
+    train: CorpusFile
+    valid: CorpusFile
+
+
+class CorpusPart(PartRecord):
+    """What a part of a corpus holds."""
+
+    counts: dict[str, Count]
+    splits: CorpusFiles
+    inputs: dict[str, Sha256]
+
+
+class CorpusProgress(PartRecord):
+    """How far a corpus is: the place in each source, characters taken of it, counts; what is written of each split."""
+
+    places: list[list[Count]]
+    taken: list[Count]
+    counts: list[dict[str, Count]]
+    splits: dict[str, list[Any]]
+
+
 class TokenizerName(TypedDict):
     """Which tokenizer rows were made with."""
 
@@ -122,7 +175,7 @@ class TokensManifest(Manifest):
     end_of_text: Count
     length: Size
     layout: Literal["packed", "document", "prompt"]
-    dtype: Literal["uint16", "uint32"]
+    dtype: Literal["uint8", "uint16", "uint32", "uint64"]
 
 
 class Best(TypedDict):

@@ -22,7 +22,7 @@ from tsdfm import __version__
 from tsdfm.errors import UserError
 from tsdfm.settings import to_dict
 from tsdfm.store.files import file_sha256, read_json, write_json
-from tsdfm.store.kinds import KINDS, Manifest
+from tsdfm.store.kinds import KINDS, Input, Manifest
 from tsdfm.store.schema import checked
 
 NAME = "manifest.json"
@@ -33,7 +33,7 @@ def write_manifest(
     *,
     stage: str,
     settings: Any,
-    inputs: Mapping[str, Path],
+    inputs: Mapping[str, Path | Input],
     parent: Path | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> Path:
@@ -46,11 +46,11 @@ def make_manifest(
     *,
     stage: str,
     settings: Any,
-    inputs: Mapping[str, Path],
+    inputs: Mapping[str, Path | Input],
     parent: Path | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What `write_manifest` writes."""
+    """What `write_manifest` writes. An input is a path, or what `describe` says of one."""
     plain = to_dict(settings)
     manifest: dict[str, Any] = {
         "stage": stage,
@@ -58,7 +58,7 @@ def make_manifest(
         "seed": _seed(plain),
         "settings": plain,
         "versions": versions(),
-        "inputs": {name: describe(path) for name, path in inputs.items()},
+        "inputs": {name: describe(it) if isinstance(it, Path) else it for name, it in inputs.items()},
         "parent": describe(parent) if parent is not None else None,
     }
     taken = manifest.keys() & (extra or {}).keys()
@@ -84,7 +84,7 @@ def checked_manifest(path: Path) -> dict[str, Any]:
     return dict(checked(found, KINDS.get(str(found.get("stage")), Manifest), path))
 
 
-def describe(path: Path) -> dict[str, str]:
+def describe(path: Path) -> Input:
     """Where an input lies and the hash it had: of a file, or of the manifest of an artifact folder."""
     return {"path": str(path), "sha256": input_sha256(path)}
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from tsdfm.errors import UserError
 from tsdfm.store.files import write_json
 from tsdfm.store.hashes import SPLITS, stored
+from tsdfm.store.kinds import TokensProgress
 from tsdfm.store.parts import Part, join, mine
 from tsdfm.tokens.run import clear, dtype_of, finish, make_shards, rows_in, why_empty
 from tsdfm.tokens.settings import TokensSettings
@@ -31,13 +32,14 @@ def run_part(settings: TokensSettings, key: str, part: Part) -> bool:
     with mine(settings.out, part):
         _, progress = make_shards(settings, key, part)
         write_json(settings.out / part.record, {**progress, "done": True})
-    return join(settings.out, part, partial(_join, settings, key))
+    return join(settings.out, part, TokensProgress, partial(_join, settings, key))
 
 
 def _join(settings: TokensSettings, key: str, records: list[dict[str, Any]]) -> None:
     """The manifest of all parts, as if they were one run."""
     out, tokenizer = settings.out, load_tokenizer(settings.out)
-    progress = {split: _joined(settings, [record[split] for record in records], tokenizer) for split in SPLITS}
+    dtype = dtype_of(tokenizer)
+    progress = {split: joined(settings, [record[split] for record in records], tokenizer, dtype) for split in SPLITS}
     if not progress["train"].get("rows", rows_in(progress["train"])):
         clear(out, progress)
         for index in range(len(records)):
@@ -46,7 +48,9 @@ def _join(settings: TokensSettings, key: str, records: list[dict[str, Any]]) -> 
     finish(settings, key, tokenizer, progress)
 
 
-def _joined(settings: TokensSettings, states: list[dict[str, Any]], tokenizer: Tokenizer) -> dict[str, Any]:
+def joined(
+    settings: TokensSettings, states: list[dict[str, Any]], tokenizer: Tokenizer, dtype: np.dtype[Any]
+) -> dict[str, Any]:
     """The states of all parts of a split as one; the tokens at the very end that fill no row are dropped."""
     shards = [shard for state in states for shard in state["shards"]]
     whole = {
@@ -56,7 +60,7 @@ def _joined(settings: TokensSettings, states: list[dict[str, Any]], tokenizer: T
     if settings.layout != "packed":
         return whole
     rows, rest = divmod(sum(stored(shard, settings.length) for shard in shards), settings.length)
-    tail = last_tokens(settings.out, shards, rest, dtype_of(tokenizer))
+    tail = last_tokens(settings.out, shards, rest, dtype)
     characters = sum(shard["characters"] for shard in shards) - int(tokenizer.characters[tail].sum())
     return {**whole, "rows": rows, "characters": characters, "dropped_tokens": rest}
 
@@ -67,7 +71,7 @@ def last_tokens(folder: Path, shards: list[dict[str, Any]], count: int, dtype: n
     for shard in reversed(shards):
         if count <= 0:
             break
-        here = np.fromfile(folder / shard["file"], dtype)[-count:]
+        here = np.memmap(folder / shard["file"], dtype, mode="r", offset=shard.get("offset", 0))[-count:]
         found.insert(0, here)
         count -= len(here)
     return np.concatenate(found)

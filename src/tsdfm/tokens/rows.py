@@ -54,6 +54,7 @@ class TokenRows:
         self._records: list[dict[str, Any]] = about["shards"]
         self._width = self.length + self.prompted  # after its tokens, a row says how many of them are given
         self._shards = [self._open(record) for record in self._records if stored(record, self._width)]
+        self._windows = [_windows(shard, self._width) for shard in self._shards]
         self._starts = np.cumsum([0] + [len(shard) for shard in self._shards])  # of each, among all tokens
         found = int(self._starts[-1]) // self._width
         if found != self.rows:
@@ -64,10 +65,11 @@ class TokenRows:
         if not path.is_file():
             raise UserError(f"{path} is missing: make the tokens again, or restore it from a copy")
         count = stored(record, self._width)
-        wanted, found = count * self.dtype.itemsize, path.stat().st_size
+        offset = record.get("offset", 0)
+        wanted, found = offset + count * self.dtype.itemsize, path.stat().st_size
         if found != wanted:
             raise UserError(f"{path} has {found} bytes, not {wanted}: make the tokens again, or restore it from a copy")
-        return np.memmap(path, dtype=self.dtype, mode="r", shape=(count,))
+        return np.memmap(path, dtype=self.dtype, mode="r", offset=offset, shape=(count,))
 
     def __len__(self) -> int:
         return self.rows
@@ -105,8 +107,7 @@ class TokenRows:
         across = first + width > self._starts[shard_of + 1]
         for shard in np.unique(shard_of[~across]):
             here = (shard_of == shard) & ~across
-            windows = np.lib.stride_tricks.sliding_window_view(self._shards[shard], width)
-            out[here] = windows[first[here] - self._starts[shard]]
+            out[here] = self._windows[shard][first[here] - self._starts[shard]]
         for row in np.flatnonzero(across):
             out[row] = self._stretch(int(first[row]), int(shard_of[row]))
         self._known(out[:, : self.length])
@@ -149,6 +150,13 @@ class TokenRows:
         for record in self._records:
             if file_sha256(self.folder / record["file"]) != record["sha256"]:
                 raise UserError(f"{self.folder / record['file']} was changed after it was made: make the tokens again")
+
+
+def _windows(shard: NDArray[Any], width: int) -> NDArray[Any]:
+    """Every stretch [n, width] of a shard's tokens, a view: picking rows of it copies them in one call."""
+    if len(shard) < width:
+        return shard[:0].reshape(0, width)
+    return np.lib.stride_tricks.sliding_window_view(shard, width)
 
 
 def valid_rows(tokens: Path) -> TokenRows | None:

@@ -18,7 +18,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,10 +34,12 @@ from tsdfm.errors import UserError
 from tsdfm.machine import check_memory
 from tsdfm.settings import to_dict
 from tsdfm.store import lock
-from tsdfm.store.files import disk, file_sha256, read_json, sweep, sync_folder, write_json
+from tsdfm.store.files import disk, file_sha256, sweep, sync_folder, write_json
 from tsdfm.store.hashes import MEMORY, Known, check_inputs, check_sizes, listed, remember, stored, wrong_size
+from tsdfm.store.kinds import Input, PartRecord, TokensProgress
 from tsdfm.store.manifest import NAME, input_sha256, read_manifest, write_manifest
-from tsdfm.store.parts import Part, part_of
+from tsdfm.store.parts import Part, part_of, tidy
+from tsdfm.store.schema import read_record
 from tsdfm.tokens.bpe import gpt2, train_bpe
 from tsdfm.tokens.encode import encode_in_order
 from tsdfm.tokens.layout import Encoded, Piece, Place, lay_out
@@ -50,17 +52,20 @@ FORMAT = 1  # of the shards; a change makes old and new runs different things
 
 def run(settings: TokensSettings) -> Path:
     """Tokenise a corpus and return the folder of its rows. Run it again after a kill and it goes on where it was."""
+    if settings.shards is not None:
+        from tsdfm.tokens.taken import run_shards
+
+        return _tell(settings.out, " (there already)" if run_shards(settings) else "")
     key, part = _key(settings), part_of(settings.part)
-    if _finished(settings.out, key):
+    if finished(settings.out, key):
         _tidy(settings.out)
-        lock.clear(settings.out)
         return _tell(settings.out, " (there already)")
     if part is not None:
         from tsdfm.tokens.parts import run_part
 
         return _tell(settings.out) if run_part(settings, key, part) else settings.out
     with lock.held(settings.out):
-        if _finished(settings.out, key):  # by another process, in between
+        if finished(settings.out, key):  # by another process, in between
             return _tell(settings.out, " (there already)")
         tokenizer, progress = make_shards(settings, key)
         if not rows_in(progress["train"]):
@@ -103,12 +108,12 @@ def dtype_of(tokenizer: Tokenizer) -> np.dtype[Any]:
 
 def _check_corpus(settings: TokensSettings, progress: dict[str, Any], part: Part | None) -> None:
     """Refuse a corpus that is not what it was when it was made; a part looks at the files that it reads."""
-    inputs = {"corpus": settings.corpus}
+    inputs = {"corpus": settings.text}
     if part is None:
         remember(settings.out, check_inputs(inputs, settings.out))
         return
     stops = {split: progress[split]["stop"] for split in SPLITS}
-    files = [(split, file) for split in SPLITS for file in split_files(settings.corpus, split)]
+    files = [(split, file) for split in SPLITS for file in split_files(settings.text, split)]
     reads = [
         file.path.name
         for split, file in files
@@ -119,7 +124,7 @@ def _check_corpus(settings: TokensSettings, progress: dict[str, Any], part: Part
 
 def _check_room(settings: TokensSettings, dtype: np.dtype[Any]) -> None:
     """Refuse shards larger than memory: one is held at a time, or all text where it is less."""
-    text = sum(about["characters"] + about["documents"] for about in read_manifest(settings.corpus)["splits"].values())
+    text = sum(about["characters"] + about["documents"] for about in read_manifest(settings.text)["splits"].values())
     held = min(settings.shard_rows * settings.length, 4 * text)
     check_memory(2 * held * dtype.itemsize, f"a shard of {settings.shard_rows:,} rows", "lower shard_rows or length")
 
@@ -158,14 +163,14 @@ def _tell(out: Path, more: str = "") -> Path:
 
 def _key(settings: TokensSettings) -> str:
     """What the shards depend on, as one hash: the settings that matter, the texts, the tokenizer's files."""
-    count_documents(settings.corpus, "train")  # says so if it is no corpus
-    first = next(read_documents(settings.corpus, "train"), None) if settings.layout == "prompt" else None
+    count_documents(settings.text, "train")  # says so if it is no corpus
+    first = next(read_documents(settings.text, "train"), None) if settings.layout == "prompt" else None
     if first is not None and not first.prompt:
-        raise UserError(f"{settings.corpus} has no prompts: make it with --prompt FIELD, or use layout document")
+        raise UserError(f"{settings.text} has no prompts: make it with --prompt FIELD, or use layout document")
     plain = to_dict(settings)
-    for name in ("corpus", "out", "workers", "tokenizer_files", "part"):
+    for name in ("corpus", "out", "workers", "tokenizer_files", "part", "shards", "valid_shards"):
         plain.pop(name)
-    texts = {split: about["sha256"] for split, about in read_manifest(settings.corpus)["splits"].items()}
+    texts = {split: about["sha256"] for split, about in read_manifest(settings.text)["splits"].items()}
     files = input_sha256(place) if (place := _files(settings)) is not None else None
     whole = json.dumps([FORMAT, plain, texts, files], sort_keys=True)
     return hashlib.sha256(whole.encode()).hexdigest()
@@ -184,7 +189,8 @@ def _files(settings: TokensSettings) -> Path | None:
     return shipped[0].folder / "tokenizer" if shipped else place
 
 
-def _finished(out: Path, key: str) -> bool:
+def finished(out: Path, key: str) -> bool:
+    """Is it all there? What was made with something else is refused."""
     if not (out / NAME).is_file():
         return False
     found = read_manifest(out)
@@ -199,9 +205,8 @@ def _open_progress(settings: TokensSettings, key: str, part: Part | None) -> dic
     out = settings.out
     path = out / record_of(part)
     if path.is_file():
-        found = read_json(path)
-        if found.get("key") == key:
-            return found
+        if read_record(path, PartRecord)["key"] == key:
+            return dict(read_record(path, TokensProgress))
         raise UserError(f"{out} holds an unfinished run with other settings or texts: remove it or give another --out")
     own = (".",) if part is None else (".", "tokenizer", "part-", *(f"{split}-" for split in SPLITS))
     if out.exists() and (not out.is_dir() or any(not p.name.startswith(own) for p in out.iterdir())):
@@ -210,7 +215,7 @@ def _open_progress(settings: TokensSettings, key: str, part: Part | None) -> dic
     for split in SPLITS:
         fresh[split] = {"shards": [], "after": [0, 0], "dropped_tokens": 0, "skipped_documents": 0, "done": False}
         if part is not None:
-            stretch = part.of(count_documents(settings.corpus, split))
+            stretch = part.of(count_documents(settings.text, split))
             fresh[split] |= {"after": [stretch.start, 0], "stop": stretch.stop}
     write_json(path, fresh)
     return fresh
@@ -221,25 +226,26 @@ def _tokenizer(settings: TokensSettings) -> Tokenizer:
     home = settings.out / "tokenizer"
     if home.is_dir() and any(home.glob("*.json")):
         return load_tokenizer(home)
-    made: Tokenizer
-    if settings.tokenizer == "byte":
-        made = ByteTokenizer()
-    elif (place := _files(settings)) is not None and (settings.tokenizer == "bpe" or is_ours(place)):
-        made = load_tokenizer(place)
-    elif settings.tokenizer == "gpt2":
-        made = gpt2(place)
-    else:
-        made = train_bpe(_training_texts(settings), settings.vocab_size)
+    made = given_tokenizer(settings) or train_bpe(_training_texts(settings), settings.vocab_size)
     made.save(home)
     return made
 
 
+def given_tokenizer(settings: TokensSettings) -> Tokenizer | None:
+    """The tokenizer that the settings name; none where it is to be trained."""
+    if settings.tokenizer == "byte":
+        return ByteTokenizer()
+    if (place := _files(settings)) is not None and (settings.tokenizer == "bpe" or is_ours(place)):
+        return load_tokenizer(place)
+    return gpt2(place) if settings.tokenizer == "gpt2" else None
+
+
 def _training_texts(settings: TokensSettings) -> Iterator[str]:
     """Every n-th training document and its prompt, so that the BPE sees all of a corpus and not only its beginning."""
-    total = count_documents(settings.corpus, "train")
+    total = count_documents(settings.text, "train")
     stride = max(1, math.ceil(total / settings.train_documents))
     with TextProgress("learning the vocabulary", total) as progress:
-        for document in read_documents(settings.corpus, "train", step=stride):
+        for document in read_documents(settings.text, "train", step=stride):
             progress.advance(stride, len(document.text))
             yield _front(document) + document.text
 
@@ -252,7 +258,7 @@ def _pack(
     if state["done"]:
         return
     start, stop = Place(*state["after"]), state.get("stop", math.inf)
-    with TextProgress(f"tokens, {split}", count_documents(settings.corpus, split)) as bar:
+    with TextProgress(f"tokens, {split}", count_documents(settings.text, split)) as bar:
         bar.documents = start.document
 
         for piece in lay_out(
@@ -290,7 +296,7 @@ def _encoded(
 ) -> Iterator[Encoded]:
     """The documents of a split from a place on as ids, with their prompts where the layout asks for them."""
     prompts = settings.layout == "prompt"
-    documents = read_documents(settings.corpus, split, start.document, stop)
+    documents = read_documents(settings.text, split, start.document, stop)
     parts = ((_front(document), document.text) if prompts else (document.text,) for document in documents)
     texts = itertools.chain.from_iterable(parts)
     found = encode_in_order(texts, tokenizer, dtype, settings.workers)
@@ -351,7 +357,15 @@ def why_empty(settings: TokensSettings, state: dict[str, Any]) -> str:
     )
 
 
-def finish(settings: TokensSettings, key: str, tokenizer: Tokenizer, progress: dict[str, Any]) -> None:
+def finish(
+    settings: TokensSettings,
+    key: str,
+    tokenizer: Tokenizer,
+    progress: dict[str, Any],
+    *,
+    dtype: np.dtype[Any] | None = None,
+    inputs: Mapping[str, Path | Input] | None = None,
+) -> None:
     """Write the manifest, and remove what is of use no more."""
     about = {"name": tokenizer.name, "kind": tokenizer.kind, "fingerprint": tokenizer.fingerprint}
     splits = {}
@@ -360,7 +374,7 @@ def finish(settings: TokensSettings, key: str, tokenizer: Tokenizer, progress: d
         splits[split] = {
             "rows": state.get("rows", rows_in(state)),
             "characters": state.get("characters", sum(shard["characters"] for shard in state["shards"])),
-            "documents": count_documents(settings.corpus, split),
+            "documents": state["documents"] if "documents" in state else count_documents(settings.text, split),
             "dropped_tokens": state["dropped_tokens"],
             "skipped_documents": state["skipped_documents"],
             "shards": state["shards"],
@@ -372,11 +386,11 @@ def finish(settings: TokensSettings, key: str, tokenizer: Tokenizer, progress: d
         "end_of_text": tokenizer.end_of_text,
         "length": settings.length,
         "layout": settings.layout,
-        "dtype": dtype_of(tokenizer).name,
+        "dtype": (dtype or dtype_of(tokenizer)).name,
         "splits": splits,
     }
-    whole, inputs = replace(settings, part=None), {"corpus": settings.corpus}
-    write_manifest(settings.out, stage="tokens", settings=whole, inputs=inputs, extra=extra)
+    whole, read = replace(settings, part=None), inputs or {"corpus": settings.text}
+    write_manifest(settings.out, stage="tokens", settings=whole, inputs=read, extra=extra)
     if skipped := sum(about["skipped_documents"] for about in splits.values()):
         terminal.say(f"note: {skipped:,} documents are longer than a row of {settings.length} tokens and are left out")
     if not splits["valid"]["rows"]:
@@ -391,3 +405,4 @@ def _tidy(out: Path) -> None:
     if (out / PROGRESS).is_file():
         (out / PROGRESS).unlink(missing_ok=True)
     sweep(out)
+    tidy(out)

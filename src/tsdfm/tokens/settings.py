@@ -18,7 +18,13 @@ SMALLEST_BPE = 257  # every byte and end-of-text
 class TokensSettings(Settings):
     """The tokens stage: which tokenizer, and how documents are laid out in rows of equal length."""
 
-    corpus: Path = required("the corpus folder")
+    corpus: Path | None = option(None, "the corpus folder")
+    shards: Path | None = option(
+        None,
+        "instead of a corpus, ready-made token shards, taken where they lie: a file, a folder or a pattern of .ds "
+        "(datatrove, nanotron), .bin with .idx (Megatron) or .bin (llm.c, nanoGPT)",
+    )
+    valid_shards: Path | None = option(None, "ready-made shards that are held out")
     out: Path = required("folder for the tokens")
     tokenizer: Literal["bpe", "byte", "gpt2"] = option("bpe", "byte-level BPE trained on the corpus, bytes, or GPT-2's")
     vocab_size: int = option(8192, "tokens of a BPE trained here, end-of-text among them", low=2, high=2**20)
@@ -45,7 +51,19 @@ class TokensSettings(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         part_of(self.part)
+        if (self.corpus is None) == (self.shards is None):
+            raise UserError("tokens come from a corpus or from shards: give --corpus FOLDER or --shards PATH")
+        if self.valid_shards is not None and self.shards is None:
+            raise UserError("valid_shards go with shards: of a corpus, texts are held out by tsdfm corpus --valid")
+        if self.shards is not None and (self.layout != "packed" or self.part is not None):
+            raise UserError("ready-made shards are taken as they are: leave out layout and part")
         if self.tokenizer == "bpe" and self.vocab_size < SMALLEST_BPE:
             raise UserError(f"a byte-level BPE needs a vocab_size of at least {SMALLEST_BPE}, not {self.vocab_size}")
         if self.tokenizer == "byte" and self.tokenizer_files is not None:
             raise UserError("the byte tokenizer has no files: leave tokenizer_files out")
+
+    @property
+    def text(self) -> Path:
+        """The corpus folder."""
+        assert self.corpus is not None  # or there are shards, which are not made from text here
+        return self.corpus

@@ -67,6 +67,13 @@ TABLES = {
     "prefix": Made(
         "PrefixSettings", "commands.prefix:run", "continuations of held-out prefixes", "runs/demo --share 0.5"
     ),
+    "answers": Made(
+        "AnswersSettings",
+        "commands.answers:run",
+        "problems solved with k answers, beside what chance gives",
+        "runs/mine --file test.jsonl --n 32",
+        judged=False,
+    ),
     "scaling": Made("ScalingSettings", "commands.by_steps:scaling", "runs of several sizes", "runs/demo runs/larger"),
     "mauve": Made(
         "MauveSettings",

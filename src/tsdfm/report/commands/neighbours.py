@@ -1,32 +1,35 @@
 """`tsdfm report neighbours`: methods beside each other at a few steps, on one footing.
 
-The paper's few-step table (size, training tokens, perplexity and entropy) with the passes really made, and with three
-columns that it has not: perplexity over that of one reference curve at the same entropy, MAUVE where a judge is a
-network and bigram entropy where none is, and seconds a text. The reference curve is one run's sweep of the temperature:
-narrower text is likelier under any judge, so only figures of one entropy compare (`metrics.matched`).
+The paper's few-step table (size, training tokens, perplexity and entropy) with the passes really made, and with four
+columns that it has not: perplexity at the entropy of held-out text, perplexity over that of one reference curve at the
+same entropy, MAUVE where a judge is a network and bigram entropy where none is, and seconds a text. A curve is a run's
+sweep of the temperature: narrower text is likelier under any judge, so only figures of one entropy compare
+(`metrics.matched`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tsdfm.charts import figure
+from tsdfm.charts import Axis, Chart, Point, Series, figure
 from tsdfm.errors import UserError
 from tsdfm.metrics.mauve import FEWEST, mauve
 from tsdfm.report.bench import held_out
 from tsdfm.report.desk import Desk, size
 from tsdfm.report.paper import QUOTES
-from tsdfm.report.rows import Plain, Row
+from tsdfm.report.rows import REAL, Plain
 from tsdfm.report.runs import RunSet, TrainedRun
 from tsdfm.report.settings import NeighboursSettings
-from tsdfm.report.sweeps import Line, cell_row, frontier_charts, point_of, swept
+from tsdfm.report.sweeps import Line, cell_row, point_of, swept
 from tsdfm.report.table import ENTROPY, METHOD, PPL, SOURCE, STEPS, VALID, Column, Table, judge_columns
 from tsdfm.store.files import write_text
 from tsdfm.tokens.rows import TokenRows
 
 NATS, AT_OWN = Column("entropy_nats", "entropy (nats)", format=".2f"), Column("at_own", "ppl / reference")
+AT_REAL = Column("at_real", "ppl at real entropy", format=".1f")
 MAUVE, BIGRAMS = Column("mauve", "MAUVE", format=".3f"), Column("bigram_entropy_bits", "bigram entropy", format=".2f")
 FIRST = [METHOD, SOURCE, Column("size", "parameters"), Column("tokens_seen", "tokens seen"), STEPS,
          Column("nfe", "NFE", format=".4g")]  # fmt: skip
@@ -35,20 +38,34 @@ LAST = [Column("seconds_a_text", "s a text", format=".3g"), Column("temperature"
 BOUNDS = [SOURCE, METHOD, Column("bound", "bound", "left"), Column("nats", "nats a token", format=".3f"),
           Column("bits", "bits a character", format=".3f")]  # fmt: skip
 
+NEAR = 1.0  # bits around the entropy of held-out text, which the figure shows
+
 
 def run(settings: NeighboursSettings) -> Path:
     """Make the table and the figure; returns the path of its JSON."""
     desk = Desk("neighbours", settings, judged=True, modelled=True)
     chosen, at = reference_of(desk.runs, settings.reference), settings.steps[0]
     control, near = swept(desk, chosen, at, settings.temperatures), Nearness(desk)
-    rows, points = list[Plain](), list[Row]()
+    rows, points = list[Plain](), list[Plain]()
+    bits = desk.real().entropy if desk.runs.tokens is not None else math.nan
     for model in desk.runs.models:
+        mine = [neighbour(desk, model, steps, control, near) for steps in settings.steps]
         if settings.curves:
             line = control if model is chosen else swept(desk, model, at, settings.temperatures)
-            points += [replace(row, source=None, method=named(desk.runs, model)) for row, _ in line.cells]
-        rows += [neighbour(desk, model, steps, control, near) for steps in settings.steps]
+            points += [point_of(replace(row, method=desk.runs.label(model))) for row, _ in line.cells]
+            mine[0]["at_real"] = line.at(bits)
+        rows += mine
     judged = [VALID if desk.asked.world else PPL, *judge_columns(desk.judge_names()[1:])]
-    columns = [*FIRST, *judged, ENTROPY, NATS, AT_OWN, MAUVE if near.known else BIGRAMS, *LAST]
+    columns = [
+        *FIRST,
+        *judged,
+        ENTROPY,
+        NATS,
+        *([AT_REAL] if settings.curves else []),
+        AT_OWN,
+        MAUVE if near.known else BIGRAMS,
+        *LAST,
+    ]
     table = Table("neighbours", "Methods at a few steps", columns, quote=QUOTES["neighbours"])
     table.rows = [row for steps in settings.steps for row in rows if row["steps"] == steps]
     table.rows += [] if desk.asked.world else quoted(settings.steps)  # which have perplexities alone
@@ -56,14 +73,15 @@ def run(settings: NeighboursSettings) -> Path:
     table.notes += [
         f"ppl / reference: over that of {control.label}, {chosen.source} source, {at} steps, at the same entropy, on "
         f"its sweep at temperatures {temperatures}; below 1 is better, outside: it has no text of that entropy",
+        "ppl at real entropy: of a run's own sweep, where it has the entropy of held-out text, by the first judge",
         "NFE: network passes of a text, the mean where it is an outcome; tokens seen: of what it started from, and own",
     ]
     desk.add_target(table, entropy_nats=desk.real().plain()["entropy_nats"] if desk.runs.tokens else None)
     table.about |= {"reference": control.label, "temperatures": list(settings.temperatures)}
     bounds(desk)
     if points:
-        table.about["points"] = [point_of(row) for row in points]
-        draw(desk, points, at)
+        table.about["points"] = points
+        write_text(desk.report / "neighbours.svg", drawn(points, table.about.get("target"), at))
     return desk.finish(table)
 
 
@@ -118,19 +136,34 @@ def reference_of(runs: RunSet, name: str) -> TrainedRun:
     return known[name] if name else runs.models[0]
 
 
-def named(runs: RunSet, model: TrainedRun) -> str:
-    """What the figure calls a run: with its source where another source has the same method."""
-    label = runs.label(model)
-    twice = [other for other in runs.models if runs.label(other) == label]
-    return label if len(twice) == 1 else f"{label}, {model.source}"
+def drawn(points: Sequence[Plain], real: Plain | None, steps: int) -> str:
+    """The figure: perplexity against entropy at one step count, a chart a source, a curve a method.
 
+    Only a method's own jump has a curve, and only within a bit of the `real` text's entropy: the table has the rest.
+    """
 
-def draw(desk: Desk, points: Sequence[Row], steps: int) -> None:
-    """The figure: perplexity against entropy at one step count, a curve for each method."""
-    real = desk.real() if desk.runs.tokens is not None else None
-    charts = [chart for _, chart in frontier_charts(points, real, "entropy_bits")]
+    def shown(point: Plain) -> bool:
+        near = real is None or abs(point["entropy_bits"] - real["entropy_bits"]) <= NEAR
+        return near and "@" not in point["method"] and (point["ppl"] or 0) > 0
+
+    kept = [point for point in points if shown(point)]
+    styles = {name: i for i, name in enumerate(dict.fromkeys(point["method"] for point in kept))}
+    charts = []
+    for source in dict.fromkeys(point["source"] for point in kept):
+        series = []
+        for name, style in styles.items():
+            mine = [point for point in kept if (point["source"], point["method"]) == (source, name)]
+            dots = [
+                Point(x=p["entropy_bits"], y=p["ppl"], note=f"T = {p['temperature']:g}", hollow=p["temperature"] != 1.0)
+                for p in sorted(mine, key=lambda point: float(point["temperature"]))
+            ]
+            series += [Series(name=name, style=style, points=dots)] if dots else []
+        words = f"{source} source, {steps} passes"
+        x, y = Axis(label="entropy, bits"), Axis(label="perplexity", scale="log")
+        marks = [(real["entropy_bits"], real["ppl"], REAL)] if real and real.get("ppl") else []
+        charts.append(Chart(title=words, caption=words, series=series, marks=marks, x=x, y=y))
     hint = "One curve a method, by its temperature; filled marks: temperature 1. At equal entropy, lower is better."
-    write_text(desk.report / "neighbours.svg", figure([charts], f"Perplexity against entropy at {steps} steps", hint))
+    return figure([charts], f"Perplexity against entropy at {steps} passes", hint)
 
 
 def quoted(steps: Sequence[int]) -> list[Plain]:

@@ -1,0 +1,177 @@
+"""`tsdfm report answers`: how many problems a model solves with k answers, by steps, beside what chance gives.
+
+The paper's table (pass@k on GSM8K) with two rows that never look at the question, and with a stricter measure beside
+the number: the worked equations too. A few hundred numbers are most answers there are, so that many tries at random
+solve many problems; only what is above those rows was reasoned. Intervals are over problems.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+
+from tsdfm.errors import UserError
+from tsdfm.judges.answers import by_commonest, by_histogram
+from tsdfm.metrics.intervals import mean_interval
+from tsdfm.report.desk import Desk
+from tsdfm.report.paper import QUOTES
+from tsdfm.report.problems import Marks, Problems, held_out_problems, mark, problems_in, training_numbers
+from tsdfm.report.rows import Plain
+from tsdfm.report.runs import TrainedRun
+from tsdfm.report.settings import AnswersSettings
+from tsdfm.report.table import METHOD, ORIGIN, SOURCE, STEPS, Column, Table
+from tsdfm.tokens.rows import TokenRows
+
+HISTOGRAM, COMMONEST = "chance: training answers drawn", "chance: the commonest in turn"
+Found = dict[tuple[str, str, int], tuple[list[TrainedRun], list[Marks]]]
+"""By source, method and steps: the runs, which may differ by their seed, and what is right of their answers."""
+
+
+def run(settings: AnswersSettings) -> Path:
+    """Make the tables; returns the path of the first one's JSON."""
+    desk = Desk("answers", settings, modelled=True)
+    models = [model for model in desk.runs.models if model.prompted]
+    rows = TokenRows(desk.runs.tokens_or_refuse(), "valid")
+    if not rows.prompted:
+        raise UserError(f"{rows.folder} has no prompts, so no answers: make it by tokens --layout prompt")
+    if not models:
+        raise UserError(f"no model in {desk.runs.home} learned answers: train one on {rows.folder}")
+    if settings.file is None:
+        problems = held_out_problems(rows, settings.problems)
+    else:
+        problems = problems_in(settings.file, rows, settings.prompt, settings.field, settings.problems)
+    found = answered(desk, models, problems, settings)
+    columns = columns_of(settings, problems)
+    table = Table("answers", "Problems solved with k answers (%)", columns, quote=QUOTES["answers"])
+    table.rows = [told(desk, key, *found[key], settings) for key in found]
+    table.rows += chance(problems, training_numbers(TokenRows(rows.folder, "train")), settings)
+    table.rows += [] if problems.of_sums else quoted(settings)
+    count = len(problems.prompts) + problems.too_long
+    table.notes += notes(problems, settings, count)
+    table.about = {"samples": count * settings.n, "problems": count, "answers_a_problem": settings.n}
+    differences(desk, found, settings)
+    return desk.finish(table)
+
+
+def answered(desk: Desk, models: Sequence[TrainedRun], problems: Problems, settings: AnswersSettings) -> Found:
+    """What is right of every run's answers at every step count; runs that differ by their seed together."""
+    asked, found = problems.asked(settings.n), Found()
+    for model in models:
+        for steps in settings.steps_of(model):
+            marks = mark(problems, desk.cell(model, steps, prefixes=asked), settings.n)
+            runs, others = found.setdefault((model.source, model.called, steps), ([], []))
+            runs.append(model)
+            others.append(marks)
+            desk.say(f"{model.name}: {steps} steps, pass@1 {marks.passes(1).mean():.3f}")
+    return found
+
+
+def columns_of(settings: AnswersSettings, problems: Problems) -> list[Column]:
+    """pass@k, the same with its equations, and in the world of sums what its judge says of them."""
+    tries = [Column(f"shown@{k}", f"pass@{k}") for k in settings.k]
+    strict = [Column(f"shown exact@{k}", f"exact@{k}") for k in (settings.k[0], settings.k[-1])]
+    more = [Column("shown holds", "equations hold"), Column("shown follows", "steps follow")]
+    return [SOURCE, METHOD, ORIGIN, STEPS, *tries, *strict, *(more if problems.of_sums else [])]
+
+
+def told(
+    desk: Desk, key: tuple[str, str, int], runs: Sequence[TrainedRun], marks: Sequence[Marks], settings: AnswersSettings
+) -> Plain:
+    """The row of a method at one step count: the mean over its runs, of each problem."""
+    source, method, steps = key
+    shown: Plain = {}
+    for k in settings.k:
+        shown |= cells(f"@{k}", mean_of([one.passes(k) for one in marks]))
+        shown |= cells(f" exact@{k}", mean_of([one.passes(k, exact=True) for one in marks]))
+    for name in ("holds", "follows"):
+        values = [getattr(one, name) for one in marks]
+        shown |= cells(f" {name}", mean_of(values)) if values[0] is not None else {}
+    several = f", {len(runs)} runs" if len(runs) > 1 else ""
+    each = [{"run": one.name, "pass@1": float(m.passes(1).mean())} for one, m in zip(runs, marks, strict=True)]
+    known = {"source": source, "method": f"{method}{several}", "steps": steps, "runs": each}
+    return {**known, "origin": desk.about(runs[0])["origin"], **shown}
+
+
+def mean_of(values: Sequence[np.ndarray]) -> np.ndarray:
+    """The mean of each problem over runs."""
+    return np.asarray(np.stack(values).mean(0))
+
+
+def cells(name: str, values: np.ndarray) -> Plain:
+    """The mean over problems, its interval, and both as a text in per cent: `pass@8`, `shown@8`, …"""
+    found = mean_interval(values.tolist())
+    said, ends = f"{100 * found.value:.1f}", found.interval
+    if ends is not None:
+        said += f" ({100 * ends[0]:.1f}–{100 * ends[1]:.1f})"
+    word = f"pass{name}" if name.startswith("@") else name.strip()
+    return {word: found.value, f"{word}_interval": ends, f"shown{name}": said}
+
+
+def chance(problems: Problems, known: Sequence[Fraction], settings: AnswersSettings) -> list[Plain]:
+    """The rows of guesses that ignore the question."""
+    out = list[Plain]()
+    for name, law in ((HISTOGRAM, by_histogram), (COMMONEST, by_commonest)):
+        row: Plain = {"source": "", "method": name, "origin": ""}
+        for k in settings.k:
+            each = [*law(known, problems.numbers, k), *[0.0] * problems.too_long]
+            row |= cells(f"@{k}", np.array(each))
+        out.append(row)
+    return out
+
+
+def quoted(settings: AnswersSettings) -> list[Plain]:
+    """The paper's rows, at the k that both have."""
+    quote, out = QUOTES["answers"], list[Plain]()
+    for method, by_steps in quote.figures.items():
+        for steps, figures in by_steps.items():
+            row = quote.row(source=quote.sources.get(method, "uniform"), method=method, steps=steps)
+            for k, figure in zip((8, 16, 32), figures, strict=True):
+                row |= {f"pass@{k}": figure / 100, f"shown@{k}": f"{figure:.2f}"} if k in settings.k else {}
+            out.append(row)
+    return out
+
+
+def notes(problems: Problems, settings: AnswersSettings, count: int) -> list[str]:
+    """What the columns mean."""
+    judged = "the world's own judge" if problems.of_sums else "the number after the last ####, or the last one"
+    said = [
+        f"{count:,} problems, {settings.n} answers each; pass@k is unbiased, 95 % intervals are over problems; an "
+        f"answer is right by {judged}",
+        "exact@k: the answer is right, and its worked equations are those of the held-out answer, in order",
+        "chance rows never see the question: k draws from the training answers, or the k commonest of them in turn",
+    ]
+    if problems.too_long:
+        said.append(f"{problems.too_long:,} problems are longer than a row, and count as unsolved")
+    return said
+
+
+def differences(desk: Desk, found: Found, settings: AnswersSettings) -> None:
+    """A second table: one method against others, problem by problem, at each of its step counts."""
+    tries = [Column(f"shown@{k}", f"pass@{k}") for k in settings.k]
+    columns = [SOURCE, STEPS, METHOD, Column("against", "against", "left"), *tries]
+    table = Table("answers-differences", "Problems solved with k answers, the difference (%)", columns)
+    for source, method, steps in [key for key in found if key[1] == settings.of]:
+        for other, at in rivals(found, source, steps, settings):
+            row: Plain = {"source": source, "steps": steps, "method": method, "against": f"{other}, {at} steps"}
+            for k in settings.k:
+                one, two = (
+                    mean_of([m.passes(k) for m in found[each][1]])
+                    for each in ((source, method, steps), (source, other, at))
+                )
+                row |= cells(f"@{k}", one - two)
+            table.rows.append(row)
+    table.notes.append("paired: the same problems, so that intervals are of the difference itself")
+    if table.rows:
+        desk.finish(table, sampled=False, beside=True)
+
+
+def rivals(found: Found, source: str, steps: int, settings: AnswersSettings) -> list[tuple[str, int]]:
+    """What a method is compared with: the named ones at the same steps, and a many-step one at its most."""
+    out = list[tuple[str, int]]()
+    for name in settings.against:
+        at = sorted(key[2] for key in found if key[:2] == (source, name))
+        out += [(name, each) for each in at if each == steps or (each == at[-1] and each > max(settings.steps))]
+    return out

@@ -1,0 +1,147 @@
+"""Problems to be answered: from held-out rows with a prompt or from a file, and what judges say of many answers.
+
+A problem's row holds the anchor, the prompt and a newline, as in training; what comes after is written. In the world of
+sums its exact judge decides (`corpus.sums`); of other problems the number that an answer gives (`judges.answers`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tsdfm.corpus import sums
+from tsdfm.corpus.files import read_jsonl
+from tsdfm.errors import UserError
+from tsdfm.judges.answers import equations, number_in, pass_at, right
+from tsdfm.report.bench import spread
+from tsdfm.report.cells import Cell, Prefixes
+from tsdfm.report.rows import Plain
+from tsdfm.store.files import file_sha256
+from tsdfm.store.manifest import NAME as MANIFEST
+from tsdfm.tokens.rows import TokenRows
+
+MOST_KNOWN = 100_000  # training answers that the chance level is counted from
+
+
+@dataclass(frozen=True)
+class Problems:
+    """P problems that fit their rows [P, L], of which the first `given` [P] tokens are known; `key` decides them.
+
+    `too_long` more are longer than a row: nothing can be written after them, and they count as unsolved.
+    """
+
+    key: Plain
+    prompts: tuple[str, ...]
+    answers: tuple[str, ...]
+    rows: Tensor
+    given: Tensor
+    too_long: int = 0
+
+    @property
+    def numbers(self) -> list[Fraction]:
+        """The right answers."""
+        return [number for answer in self.answers if (number := number_in(answer)) is not None]
+
+    @property
+    def of_sums(self) -> bool:
+        """Are they all of the world of sums?"""
+        return all(sums.read(prompt) is not None for prompt in self.prompts)
+
+    def asked(self, times: int) -> Prefixes:
+        """Every problem `times` times, one after another: answer j of the p-th is text p·times + j."""
+        rows, given = (x.repeat_interleave(times, 0) for x in (self.rows, self.given))
+        return Prefixes({**self.key, "times": times}, rows, given, torch.full_like(given, rows.shape[1] - 1))
+
+
+def held_out_problems(rows: TokenRows, most: int | None) -> Problems:
+    """The held-out rows of a tokens folder, or `most` of them evenly spread."""
+    picks = spread(len(rows), most or len(rows))
+    prompts, answers = texts_of(rows, picks)
+    taken, given = torch.from_numpy(rows.take(picks).astype("int64")), torch.from_numpy(rows.given(picks).sum(1))
+    key = {"tokens": file_sha256(rows.folder / MANIFEST)[:16], "rows": "spread", "problems": len(picks)}
+    return known_answers(Problems(key, tuple(prompts), tuple(answers), taken, given), str(rows.folder))
+
+
+def problems_in(path: Path, rows: TokenRows, prompt: str, field: str, most: int | None) -> Problems:
+    """The problems of a .jsonl file, or `most` of them evenly spread, as rows of a tokens folder."""
+    found = list(read_jsonl(path, field, prompt))
+    found = [found[i] for i in spread(len(found), most or len(found))]
+    kept, made, given = list[int](), list[list[int]](), list[int]()
+    for number, one in enumerate(found):
+        ids = [rows.end_of_text] * rows.anchor + list(rows.tokenizer.encode(f"{one.prompt}\n"))
+        if len(ids) < rows.length:
+            kept.append(number)
+            given.append(len(ids))
+            made.append(ids + [rows.end_of_text] * (rows.length - len(ids)))
+    if not kept:
+        raise UserError(f"no problem in {path} fits a row of {rows.length} tokens with room for its answer")
+    key = {"file": file_sha256(path)[:16], "fields": [prompt, field], "problems": len(found), "length": rows.length}
+    chosen = [found[number] for number in kept]
+    prompts, answers = tuple(one.prompt for one in chosen), tuple(one.text for one in chosen)
+    tokens = (torch.tensor(made), torch.tensor(given))
+    return known_answers(Problems(key, prompts, answers, *tokens, len(found) - len(kept)), str(path))
+
+
+def known_answers(problems: Problems, where: str) -> Problems:
+    """The problems, if each has an answer that is a number."""
+    missing = next((p for p, a in zip(problems.prompts, problems.answers, strict=True) if number_in(a) is None), None)
+    if missing is not None:
+        raise UserError(f"{where} has no number as the answer to {missing[:60]!r}: answers are compared as numbers")
+    return problems
+
+
+def texts_of(rows: TokenRows, picks: Sequence[int]) -> tuple[list[str], list[str]]:
+    """The prompts, without the newline that ends them, and the answers of some rows."""
+    prompts, answers = list[str](), list[str]()
+    for row, held in zip(rows.take(picks), rows.given(picks), strict=True):
+        prompts.append(rows.tokenizer.decode(row[held][rows.anchor :]).removesuffix("\n"))
+        answer = row[~held]
+        answers.append(rows.tokenizer.decode(answer[answer != rows.end_of_text]))
+    return prompts, answers
+
+
+def training_numbers(rows: TokenRows) -> list[Fraction]:
+    """The numbers that the training answers give, of all rows or of `MOST_KNOWN` spread over them."""
+    _, answers = texts_of(rows, spread(len(rows), MOST_KNOWN))
+    return [number for answer in answers if (number := number_in(answer)) is not None]
+
+
+@dataclass(frozen=True)
+class Marks:
+    """What is right of n answers to each of P problems: `right`, and `exact` (its equations too), counts [P].
+
+    In the world of sums also the share of equations that hold, and how many answers follow the question's steps.
+    """
+
+    times: int
+    right: np.ndarray
+    exact: np.ndarray
+    holds: np.ndarray | None = None
+    follows: np.ndarray | None = None
+
+    def passes(self, k: int, *, exact: bool = False) -> np.ndarray:
+        """pass@k of each problem [P]; 0 of those that were too long for a row."""
+        return np.array([pass_at(k, self.times, int(count)) for count in (self.exact if exact else self.right)])
+
+
+def mark(problems: Problems, cell: Cell, times: int) -> Marks:
+    """Judge the texts of a cell, `times` for each problem in turn."""
+    starts = cell.prefixes or [""] * len(cell.texts)
+    written = [text[len(start) :] for text, start in zip(cell.texts, starts, strict=True)]
+    of_sums, found = problems.of_sums, np.zeros((len(problems.prompts) + problems.too_long, 4))
+    for p, (prompt, expected) in enumerate(zip(problems.prompts, problems.answers, strict=True)):
+        for answer in written[p * times : (p + 1) * times]:
+            if of_sums:
+                said = sums.judge(prompt, answer)
+                found[p] += said.right, said.right and said.follows, said.equations, said.follows
+            else:
+                good = right(answer, expected)
+                found[p] += good, good and equations(answer) == equations(expected), 0, 0
+    more = (found[:, 2] / times, found[:, 3] / times) if of_sums else ()
+    return Marks(times, found[:, 0], found[:, 1], *more)
