@@ -7,6 +7,7 @@ from tsdfm.errors import UserError
 from tsdfm.settings import nearest
 
 VERBS = {
+    "checkpoint": Verb("benchmarks.checkpoint:CheckpointBenchmark", "benchmarks.checkpoint:run", "a large file"),
     "compass": Verb("benchmarks.compass:CompassBenchmark", "benchmarks.compass:run", "the compass's training step"),
     "all": Verb("benchmarks.everything:AllBenchmarks", "benchmarks.everything:run", "all of them, within a time limit"),
     "growth": Verb("benchmarks.growth:GrowthBenchmark", "benchmarks.growth:run", "how a step's cost grows"),

@@ -11,20 +11,20 @@ import pytest
 from tsdfm.corpus.run import run as make_corpus
 from tsdfm.corpus.settings import CorpusSettings
 from tsdfm.corpus.store import read_documents
-from tsdfm.corpus.sums import EQUATION, LARGE, SMALL, Sums, Verdict, judge, problems, read, sums_named
+from tsdfm.corpus.sums import EQUATION, SMALL, WORLDS, Sums, Verdict, judge, problems, read, sums_named
 from tsdfm.errors import UserError
 
 GOOD = Verdict(equations=1.0, follows=True, right=True)
 
 
-@pytest.mark.parametrize("world", [SMALL, LARGE], ids=lambda world: world.name)
+@pytest.mark.parametrize("world", WORLDS.values(), ids=lambda world: world.name)
 def test_the_judge_reads_every_problem_and_accepts_its_answer(world: Sums) -> None:
     for problem in problems(0, 5000, world=world):
         assert read(problem.prompt) == problem.sum
         assert judge(problem.prompt, problem.answer) == GOOD
 
 
-@pytest.mark.parametrize("world", [SMALL, LARGE], ids=lambda world: world.name)
+@pytest.mark.parametrize("world", WORLDS.values(), ids=lambda world: world.name)
 def test_a_changed_number_is_seen(world: Sums) -> None:
     rng = random.Random(7)
     for problem in problems(1, 5000, world=world):

@@ -33,7 +33,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("answers")
     made = make_corpus(CorpusSettings(out=home / "corpus", name="sums:tiny", limit=200, valid=0.05))
     tokens = make_tokens(
-        TokensSettings(corpus=made, out=home / "tokens", vocab_size=400, length=78, layout="prompt", workers=1)
+        TokensSettings(corpus=made, out=home / "tokens", vocab_size=400, length=58, layout="prompt", workers=1)
     )
     many_step("dfm", tokens, home / "teacher-uniform", steps=12)
     words = [
@@ -158,7 +158,7 @@ def test_what_is_refused(home: Path, report_home: Path, tmp_path: Path, capsys: 
         ([str(report_home)], "has no prompts, so no answers"),
         ([teacher, *tokens, "--k", "1,64"], "pass@64 needs as many answers"),
         ([teacher, *tokens, "--file", str(tmp_path / "words.jsonl")], "has no number as the answer to 'Why?'"),
-        ([teacher, *tokens, "--file", str(tmp_path / "long.jsonl")], "fits a row of 78 tokens"),
+        ([teacher, *tokens, "--file", str(tmp_path / "long.jsonl")], "fits a row of 58 tokens"),
         ([teacher, *tokens, "--file", str(tmp_path / "none.jsonl")], "none.jsonl"),
     ):
         capsys.readouterr()

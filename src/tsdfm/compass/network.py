@@ -111,8 +111,12 @@ class CompassSpec(Settings):
         return dict(to_dict(self))
 
     def match(self, other: VelocitySpec | CompassSpec, what: str) -> None:
-        """Refuse another vocabulary, tokenizer or source than this compass's. Lengths may differ."""
-        for name in ("vocab", "tokenizer", "source", "anchor"):
+        """Refuse another vocabulary, tokenizer or source than this compass's. Lengths may differ.
+
+        A compass of plain text may be used with a model of answers, whose rows have an anchor: the paper's was.
+        """
+        prompted = isinstance(other, VelocitySpec) and other.prompted
+        for name in ("vocab", "tokenizer", "source", *(() if prompted else ("anchor",))):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
                 raise UserError(f"{what} has {name} {theirs}, the compass has {mine}: they do not belong together")

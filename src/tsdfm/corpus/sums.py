@@ -1,11 +1,12 @@
 """The world of sums: short word problems from a known grammar, with worked equations and an answer that can be checked.
 
     Mia has 6 plums. Tom gives her 3 more. Tom has 4 hats. She loses 2 of them. How many plums does Mia have now?
-    <<6+3=9>> <<9-2=7>> #### 7
+    she has <<6+3=9>> so there are now <<9-2=7>> #### 7
 
 A problem is a start, some steps of + − × ÷, perhaps a sentence that has nothing to do with it, and the question. Each
-of them is worded in several ways. `read` takes a problem apart again, so that `judge` can say of any answer whether its
-equations are right, whether they are the steps of the question, and whether the answer is.
+of them is worded in several ways, and so is the answer: what stands where in it depends on the words before. `read`
+takes a problem apart again, so that `judge` can say of any answer whether its equations are right, whether they are
+the steps of the question, and whether the answer is.
 
 Held-out problems share no sum with the training ones: `Problem.sum`, as in 6+3-2, decides the split.
 """
@@ -16,7 +17,7 @@ import functools
 import hashlib
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -40,6 +41,7 @@ STEPS = {
 }
 ASIDES = ("{other} has {n} {others}.", "{she} is {n} years old.", "It has rained for {n} days.")
 QUESTIONS = ("How many {things} does {name} have now?", "How many {things} are left for {name}?")
+SAYS = ("", "{she_} has ", "that makes ", "so there are now ")  # before an equation
 SIGNS = {"+": 3, "-": 3, "*": 1, "/": 1}  # how often each is drawn
 EQUATION = re.compile(r"<<(\d+)([-+*/])(\d+)=(\d+)>>")
 ANSWER = "#### "
@@ -85,12 +87,13 @@ class Sum(NamedTuple):
             found.append(value := made)
         return found
 
-    def answer(self) -> str:
-        """The worked answer."""
+    def answer(self, says: Sequence[str] = ()) -> str:
+        """The worked answer; `says` are the words before each equation, if there are any."""
         values = self.values()
         lines = zip([self.start, *values], self.steps, values, strict=False)
-        worked = (f"<<{before}{sign}{number}={after}>>" for before, (sign, number), after in lines)
-        return f"{' '.join(worked)} {ANSWER}{values[-1]}"
+        worked = [f"<<{before}{sign}{number}={after}>>" for before, (sign, number), after in lines]
+        said = [f"{words}{each}" for words, each in zip(says or [""] * len(worked), worked, strict=True)]
+        return f"{' '.join(said)} {ANSWER}{values[-1]}"
 
 
 class Problem(NamedTuple):
@@ -152,7 +155,9 @@ class Sums:
         parts = [say(STARTS, found.start), *(say(STEPS[sign], number) for sign, number in found.steps)]
         if rng.random() < self.asides:
             parts.insert(rng.randint(1, len(parts)), say(ASIDES, rng.randint(2, self.largest)))
-        return Problem(" ".join([*parts, say(QUESTIONS)]), found.answer(), found)
+        prompt = " ".join([*parts, say(QUESTIONS)])
+        says = [rng.choice(SAYS).format(she_=she.lower()) for _ in found.steps]
+        return Problem(prompt, found.answer(says), found)
 
     def _steps(self, rng: random.Random) -> tuple[Step, ...]:
         found = []
@@ -168,7 +173,7 @@ class Sums:
         return hashlib.sha256(repr(told).encode()).hexdigest()
 
 
-TINY = Sums(name="tiny", steps=(3, 4), most=20, largest=9, factors=(), asides=0.0, share=0.1, signs="+-", ways=2)
+TINY = Sums(name="tiny", steps=(2,), most=15, largest=7, factors=(), asides=0.0, share=0.1, signs="+-", ways=2)
 SMALL = Sums(name="small", steps=(2, 3), most=20, largest=9, factors=(2, 3), asides=0.25, share=0.2)
 LARGE = Sums(name="large", steps=(2, 3, 4), most=100, largest=30, factors=(2, 3, 4, 5), asides=0.5)
 WORLDS = {world.name: world for world in (TINY, SMALL, LARGE)}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from tsdfm.distil.settings import DistilSettings, StudentSettings
-from tsdfm.distil.start import start_from
+from tsdfm.distil.start import start_from, step_size_weights
 from tsdfm.engine.distributed import Processes, join
 from tsdfm.engine.rows import train_rows
 from tsdfm.engine.task import Record, Task
@@ -57,6 +57,7 @@ def train(settings: DistilSettings, method: Distils) -> Path:
     spec = spec_for(settings, spec_in(origin.manifest, origin.place), method)
     check_rows(spec, rows, "init_from")
     spec = replace(spec, prompted=rows.prompted)
+    check_steps_from(settings, spec_in(origin.manifest, origin.place))
     with join(settings.loop.device) as world:
         task = method.task(settings, spec, valid_rows(settings.tokens), world)
         return train_rows(
@@ -102,12 +103,24 @@ def begin(task: Task, settings: DistilSettings, origin: FoundWeights) -> None:
     fit_new = isinstance(settings, StudentSettings) and settings.fresh == "fit"
     where = str(settings.init_from)
     start_from(task.model, origin.weights(), before, step_size=before.step_size, fit=fit_new, where=where)
+    if isinstance(settings, StudentSettings) and settings.steps_from is not None:
+        other = find_weights(settings.steps_from, settings.START, which="ema", choose="newest")
+        found = step_size_weights(other.weights(), task.model, f"steps_from, {settings.steps_from},")
+        task.model.load_state_dict(found, strict=False)
+
+
+def check_steps_from(settings: DistilSettings, origin: VelocitySpec) -> None:
+    """Refuse to take step-size weights where the start has its own, before anything is begun."""
+    if isinstance(settings, StudentSettings) and settings.steps_from is not None and origin.step_size:
+        raise UserError("steps_from is for a student that starts from a teacher: init_from is a student, leave it out")
 
 
 def record_for(settings: DistilSettings, spec: VelocitySpec, method: Distils) -> Record:
     """What the run's manifests say, and what a resumed run must share with its checkpoint."""
     start = {"init_from": on_disk(settings.init_from, "init_from", settings.START)}
     read = {"tokens": settings.tokens, **method.inputs(settings)}
+    if isinstance(settings, StudentSettings) and settings.steps_from is not None:
+        read["steps_from"] = settings.steps_from
     inputs = start | {name: on_disk(path, name) for name, path in read.items()}
     free = FREE | path_settings(type(settings))
     own = {name: value for name, value in to_dict(settings).items() if name not in free}

@@ -112,6 +112,9 @@ class StudentSettings(DistilSettings):
     fresh: Literal["random", "fit"] = option(
         "random", "new weights of a DFM init: random, or fitted so that the student begins as its teacher"
     )
+    steps_from: ModelPath | None = option(
+        None, "take the new weights of a DFM init, those of the step size, from this student; none: as fresh says"
+    )
     record: bool = option(
         False,
         "on CUDA, with loop.compile and loop.graphs, replay a large step's target as one recording: same results, less "

@@ -36,6 +36,15 @@ def start_from(
         fit_step_size(student, spec)
 
 
+def step_size_weights(weights: dict[str, Tensor], student: DDiT, where: str) -> dict[str, Tensor]:
+    """The step-size weights among those of another student, for a student of the same size."""
+    mine = {name: value.shape for name, value in student.state_dict().items() if is_new(name)}
+    found = {name: weights[name] for name in mine if name in weights}
+    if not mine or {name: value.shape for name, value in found.items()} != mine:
+        raise UserError(f"{where} has no step-size weights of this size: take a student of the same net settings")
+    return found
+
+
 def is_new(name: str) -> bool:
     """Does this weight belong to the step-size conditioning, which a teacher does not have?"""
     return any(part in ("step", "join", "fuser") for part in name.split("."))

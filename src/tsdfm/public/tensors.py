@@ -23,6 +23,7 @@ from tsdfm.store.files import file_sha256, read_json
 TORCH = (".bin", ".pth", ".pt")
 INDEX = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 AGAIN = "fetch it again"
+ROOM = 1 << 22  # numbers that are looked at together: a look takes memory of its own
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class PublicTensors:
                 f"{name} of {self.files[0]} has the type {tensor.dtype}: weights are floating-point numbers"
             )
         tensor = tensor.to(device=device, dtype=dtype or tensor.dtype)
-        if not bool(torch.isfinite(tensor).all()):
+        if not all(bool(torch.isfinite(part).all()) for part in torch.split(tensor.flatten(), ROOM)):
             raise UserError(f"{name} of {self.files[0]} has numbers that are not finite: {AGAIN}")
         return tensor
 
@@ -141,7 +142,7 @@ def _torch_file(path: Path, part: str) -> dict[str, Tensor]:
         raise UserError(
             f"{path} holds more than tensors, and reading it would execute what it says: take a safetensors file"
         ) from None
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as problem:
+    except Exception as problem:  # whatever the bytes lead torch's reader to
         first = (str(problem).strip().splitlines() or [type(problem).__name__])[0][:120]
         raise UserError(f"{path} is no whole torch file ({first}): {AGAIN}") from None
     return _tensors_in(whole, path, part)

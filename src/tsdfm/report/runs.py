@@ -97,6 +97,11 @@ class TrainedRun:
         return method is not None and method.many_step
 
     @property
+    def prompted(self) -> bool:
+        """Did it learn answers to prompts?"""
+        return bool((self.manifest.get("model") or {}).get("prompted"))
+
+    @property
     def control(self) -> bool:
         """Is its method what one that navigates would be without a compass?"""
         own = method_of(self.manifest)

@@ -31,11 +31,22 @@ class Guide:
     compass: Energy | None = None
     settings: NavigateSettings = NavigateSettings()  # noqa: RUF009 (frozen)
 
-    def around(self, jump: Jump, held: Tensor | None, stats: Stats) -> Jump:
-        """The jump, guided; positions `held` stay as they are in every state that is scored."""
+    def around(self, jump: Jump, held: Tensor | None, stats: Stats, learned: bool = False) -> Jump:
+        """The jump, guided; positions `held` stay as they are in every state that is scored.
+
+        `learned`: the model learned nothing but the others, as one of answers (`distil.midpoint.Navigated`).
+        """
         if not isinstance(jump, LeaveJump):
             raise UserError("this jump cannot be guided: use euler, cumulative or ancestral")
-        return policy_from(self.policy, jump, settings=self.settings, compass=self.compass, held=held, stats=stats)
+        return policy_from(
+            self.policy,
+            jump,
+            settings=self.settings,
+            compass=self.compass,
+            held=held,
+            stats=stats,
+            learned=learned,
+        )
 
 
 def guide_from(

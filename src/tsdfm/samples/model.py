@@ -67,6 +67,12 @@ class Samples:
     prefix: list[str] | None = None
     infill: list[str] | None = None
 
+    @property
+    def answers(self) -> list[str]:
+        """What each text says after its prefix, or all of it where it has none."""
+        starts = self.prefix or [""] * len(self.texts)
+        return [text.removeprefix(start) for text, start in zip(self.texts, starts, strict=True)]
+
     def records(self) -> list[dict[str, Any]]:
         """A record of each text, for JSON: its number, how it was made, what was given of it, and the text."""
         given = {"prefix": self.prefix, "infill": self.infill}
@@ -209,7 +215,8 @@ class TextModel:
             numbers = asked.numbers[start : start + size].to(self.velocity.device)
             known = asked.rows(slice(start, start + size), self.velocity.device)
             page = Page.begin(windows, reach, self.velocity.source, numbers, seed, known)
-            jumps = partial(guide.around, plain, stats=stats) if guide and stats else lambda held: plain
+            around = partial(guide.around, plain, stats=stats, learned=spec.prompted) if guide and stats else None
+            jumps = around or (lambda held: plain)
             recorder = Recorder(scorer.energy if scorer else None) if trajectory else None
             guided = self._free(model, cfg, known) if cfg else model
             told = page.told(self._told(on_pass, numbers, most * len(windows)), recorder, most)

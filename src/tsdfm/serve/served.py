@@ -82,7 +82,7 @@ class Served:
         if self.compass is None:
             raise UserError(f"{self.name} is served without a compass: guide must be blind")
         found = Guide(guide, self.compass)
-        return found.around(plain, held, Stats(found.settings.k))
+        return found.around(plain, held, Stats(found.settings.k), self.model.velocity.spec.prompted)
 
     def row(
         self, number: int, seed: int, steps: int, dials: tuple[float, float], jump: str, guide: str, given: Given | None

@@ -34,11 +34,12 @@ from tsdfm.errors import UserError
 from tsdfm.machine import check_memory
 from tsdfm.settings import to_dict
 from tsdfm.store import lock
-from tsdfm.store.files import disk, file_sha256, read_json, sweep, sync_folder, write_json
+from tsdfm.store.files import disk, file_sha256, sweep, sync_folder, write_json
 from tsdfm.store.hashes import MEMORY, Known, check_inputs, check_sizes, listed, remember, stored, wrong_size
-from tsdfm.store.kinds import Input
+from tsdfm.store.kinds import Input, PartRecord, TokensProgress
 from tsdfm.store.manifest import NAME, input_sha256, read_manifest, write_manifest
-from tsdfm.store.parts import Part, part_of
+from tsdfm.store.parts import Part, part_of, tidy
+from tsdfm.store.schema import read_record
 from tsdfm.tokens.bpe import gpt2, train_bpe
 from tsdfm.tokens.encode import encode_in_order
 from tsdfm.tokens.layout import Encoded, Piece, Place, lay_out
@@ -58,7 +59,6 @@ def run(settings: TokensSettings) -> Path:
     key, part = _key(settings), part_of(settings.part)
     if finished(settings.out, key):
         _tidy(settings.out)
-        lock.clear(settings.out)
         return _tell(settings.out, " (there already)")
     if part is not None:
         from tsdfm.tokens.parts import run_part
@@ -205,9 +205,8 @@ def _open_progress(settings: TokensSettings, key: str, part: Part | None) -> dic
     out = settings.out
     path = out / record_of(part)
     if path.is_file():
-        found = read_json(path)
-        if found.get("key") == key:
-            return found
+        if read_record(path, PartRecord)["key"] == key:
+            return dict(read_record(path, TokensProgress))
         raise UserError(f"{out} holds an unfinished run with other settings or texts: remove it or give another --out")
     own = (".",) if part is None else (".", "tokenizer", "part-", *(f"{split}-" for split in SPLITS))
     if out.exists() and (not out.is_dir() or any(not p.name.startswith(own) for p in out.iterdir())):
@@ -405,3 +404,4 @@ def _tidy(out: Path) -> None:
     if (out / PROGRESS).is_file():
         (out / PROGRESS).unlink(missing_ok=True)
     sweep(out)
+    tidy(out)

@@ -33,14 +33,17 @@ Found = dict[tuple[str, str, int], tuple[list[TrainedRun], list[Marks]]]
 def run(settings: AnswersSettings) -> Path:
     """Make the tables; returns the path of the first one's JSON."""
     desk = Desk("answers", settings, modelled=True)
+    models = [model for model in desk.runs.models if model.prompted]
     rows = TokenRows(desk.runs.tokens_or_refuse(), "valid")
     if not rows.prompted:
         raise UserError(f"{rows.folder} has no prompts, so no answers: make it by tokens --layout prompt")
+    if not models:
+        raise UserError(f"no model in {desk.runs.home} learned answers: train one on {rows.folder}")
     if settings.file is None:
         problems = held_out_problems(rows, settings.problems)
     else:
         problems = problems_in(settings.file, rows, settings.prompt, settings.field, settings.problems)
-    found = answered(desk, problems, settings)
+    found = answered(desk, models, problems, settings)
     columns = columns_of(settings, problems)
     table = Table("answers", "Problems solved with k answers (%)", columns, quote=QUOTES["answers"])
     table.rows = [told(desk, key, *found[key], settings) for key in found]
@@ -53,10 +56,10 @@ def run(settings: AnswersSettings) -> Path:
     return desk.finish(table)
 
 
-def answered(desk: Desk, problems: Problems, settings: AnswersSettings) -> Found:
+def answered(desk: Desk, models: Sequence[TrainedRun], problems: Problems, settings: AnswersSettings) -> Found:
     """What is right of every run's answers at every step count; runs that differ by their seed together."""
     asked, found = problems.asked(settings.n), Found()
-    for model in desk.runs.models:
+    for model in models:
         for steps in settings.steps_of(model):
             marks = mark(problems, desk.cell(model, steps, prefixes=asked), settings.n)
             runs, others = found.setdefault((model.source, model.called, steps), ([], []))
