@@ -30,6 +30,7 @@ def texts_in(folder: Path, files: int = 7, each: int = 40) -> Path:
         rows = [{"text": f"{f} {i} " * (f * f + 1) if i % 9 else " "} for i in range(each)]
         (folder / f"{f}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "notes.log").write_text("not read, but part of the folder")
+    (folder / os.fsdecode(b"\xff.txt")).write_text("of a file whose name is not UTF-8")
     return folder
 
 
