@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from processes import Child
 from training import many_step
 from tsdfm.cli import main
 from tsdfm.errors import UserError
@@ -235,6 +236,32 @@ def test_what_shards_cannot_be(tmp_path: Path, more: dict[str, Any], said: str) 
     with pytest.raises(UserError, match=re.escape(said)):
         take(tmp_path, **more)
     assert not (tmp_path / "out").exists()
+
+
+def opens_many(tokens: Path, hard: int) -> None:
+    """Read rows of very many files where a process may hold few open."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
+    try:
+        rows = TokenRows(tokens)
+        print(rows.take(range(len(rows))).shape)
+    except UserError as problem:
+        print(problem)
+
+
+def test_more_files_than_a_process_may_open_at_first(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    for n in range(150):
+        nanogpt(tmp_path / "train" / f"{n:03d}", [[97] * LENGTH])
+    tokens = take(tmp_path)
+    for hard, said in (
+        (4000, f"(150, {LENGTH})"),
+        (200, "150 files are to be open at once, and the system allows 200"),
+    ):
+        child = Child(opens_many, tokens, hard)
+        assert child.wait() == 0
+        assert said in child.said()
 
 
 def test_a_name_that_cannot_be_noted(tmp_path: Path) -> None:

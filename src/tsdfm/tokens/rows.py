@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tsdfm.errors import UserError
+from tsdfm.machine import allow_files
 from tsdfm.store.files import MEND, file_sha256
 from tsdfm.store.hashes import SPLITS, stored
 from tsdfm.store.manifest import read_manifest
@@ -53,6 +54,7 @@ class TokenRows:
         self.dtype = np.dtype(manifest["dtype"]).newbyteorder("<")
         self._records: list[dict[str, Any]] = about["shards"]
         self._width = self.length + self.prompted  # after its tokens, a row says how many of them are given
+        allow_files(len(self._records))  # a memory map holds its file open
         self._shards = [self._open(record) for record in self._records if stored(record, self._width)]
         self._windows = [_windows(shard, self._width) for shard in self._shards]
         self._starts = np.cumsum([0] + [len(shard) for shard in self._shards])  # of each, among all tokens
