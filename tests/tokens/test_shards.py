@@ -255,9 +255,11 @@ def test_more_files_than_a_process_may_open_at_first(tmp_path: Path) -> None:
     for n in range(150):
         nanogpt(tmp_path / "train" / f"{n:03d}", [[97] * LENGTH])
     tokens = take(tmp_path)
+    shape = f"(150, {LENGTH})"
     for hard, said in (
-        (4000, f"(150, {LENGTH})"),
-        (200, "150 files are to be open at once, and the system allows 200"),
+        (4000, shape),
+        (300, shape),
+        (140, "150 files are to be open at once, and the system allows 140"),
     ):
         child = Child(opens_many, tokens, hard)
         assert child.wait() == 0
