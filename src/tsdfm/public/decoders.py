@@ -131,7 +131,7 @@ def read_decoder(
         tokenizer = EngineTokenizer(
             engine_file(folder), size=found.vocab, mask=found.swap, end_of_text=end, name=found.kind
         )
-    except (ValueError, IndexError) as problem:
+    except (ValueError, IndexError, KeyError, TypeError, AttributeError) as problem:  # in whichever of its files
         raise UserError(f"the tokenizer in {folder} is not of this model ({problem}): fetch it again") from None
     spec = VelocitySpec(
         shape=found.shape,
