@@ -61,7 +61,7 @@ def run(settings: LoaderBenchmark) -> None:
             busy = min(world, cores())
             rows.append({"processes": world, "tokens_per_second": sum(speeds), "per_core": sum(speeds) / busy})
             say(
-                f"{world} processes on {busy} cores: {sum(speeds) / 1e6:.1f}M tokens a second, "
+                f"processes {world}, cores {busy}: {sum(speeds) / 1e6:.1f}M tokens a second, "
                 f"{sum(speeds) / busy / 1e6:.1f}M a core; resumed steps have the same bits"
             )
     if settings.out is not None:

@@ -8,7 +8,6 @@ other work on the machine disturbs less.
 
 from __future__ import annotations
 
-import itertools
 import json
 import multiprocessing
 import resource
@@ -109,14 +108,17 @@ def generate(folder: Path, size: int, seed: int) -> int:
     drawn = rng.choice(words, 4_000_000, p=law / law.sum())
     cuts = np.cumsum(rng.integers(50, 700, len(drawn) // 375))
     bodies = [" ".join(part) for part in np.split(drawn, cuts[cuts < len(drawn)])]
-    written = 0
-    for number in itertools.count():
+    written, number = 0, 0
+    while written < size:
         with (folder / f"{number:05d}.jsonl").open("w") as file:
             for place, body in enumerate(bodies):
+                text = f"{number} {place} {body}."
+                file.write(f'{{"text": "{text}"}}\n')
+                written += len(text)
                 if written >= size:
-                    return written
-                file.write(f'{{"text": "{number} {place} {body}."}}\n')
-                written += len(f"{number} {place} {body}.")
+                    break
+        number += 1
+    return written
 
 
 def sample(folder: Path) -> Iterator[str]:

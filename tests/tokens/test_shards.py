@@ -1,5 +1,7 @@
 """Shards that others made: written here byte by byte in their layouts, and read as the stream of tokens they are."""
 
+import os
+import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -219,6 +221,7 @@ def test_a_shard_that_changes_later_is_noticed(tmp_path: Path) -> None:
         ({"part": "0/2"}, "leave out layout and part"),
         ({"tokenizer": "bpe"}, "need the tokenizer they were made with"),
         ({"shards": Path("nowhere")}, "no token shards at nowhere"),
+        ({"shards": Path("**nowhere")}, "no token shards at"),
         ({"length": 10**6}, "do not fill one row"),
         ({"valid_shards": "same"}, "must not be learned"),
         ({"shards": None, "corpus": Path("c"), "valid_shards": Path("v")}, "valid_shards go with shards"),
@@ -229,9 +232,16 @@ def test_what_shards_cannot_be(tmp_path: Path, more: dict[str, Any], said: str) 
     nanogpt(tmp_path / "train" / "shard", documents(0))
     if more.get("valid_shards") == "same":
         more = {"valid_shards": tmp_path / "train" / "shard.bin"}
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=re.escape(said)):
         take(tmp_path, **more)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_name_that_cannot_be_noted(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    nanogpt(tmp_path / "train" / os.fsdecode(b"\xff"), documents(0))
+    with pytest.raises(UserError, match="is not UTF-8"):
+        take(tmp_path)
 
 
 def test_kinds_are_not_mixed(tmp_path: Path) -> None:

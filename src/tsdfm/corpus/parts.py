@@ -28,7 +28,7 @@ from tsdfm.errors import UserError
 from tsdfm.store.files import disk, file_sha256, sync_folder, write_json
 from tsdfm.store.hashes import check_sizes, listed
 from tsdfm.store.kinds import CorpusPart, Input, PartRecord
-from tsdfm.store.manifest import NAME, input_sha256, read_manifest, write_manifest
+from tsdfm.store.manifest import NAME, input_sha256, read_manifest, spelled, write_manifest
 from tsdfm.store.parts import Part, join, mine, tidy
 from tsdfm.store.schema import read_record
 
@@ -94,7 +94,7 @@ def _make(settings: CorpusSettings, source: SourceSettings, units: Sequence[Unit
                 split_file(work, split).replace(file)
                 record["splits"][split] = {"file": file.name, **about_file(file, split, state)}
             sync_folder(out)
-            record["inputs"] = {str(path): file_sha256(path) for path in {unit.path for unit in own} if path}
+            record["inputs"] = {spelled(path): file_sha256(path) for path in {unit.path for unit in own} if path}
             write_json(out / part.record, record)
             (work / PROGRESS).unlink(missing_ok=True)
     finally:

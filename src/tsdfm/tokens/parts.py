@@ -22,7 +22,8 @@ from tsdfm.store.files import write_json
 from tsdfm.store.hashes import SPLITS, stored
 from tsdfm.store.kinds import TokensProgress
 from tsdfm.store.parts import Part, join, mine
-from tsdfm.tokens.run import clear, dtype_of, finish, make_shards, rows_in, why_empty
+from tsdfm.tokens.pack import clear, dtype_of, make_shards, rows_in
+from tsdfm.tokens.run import finish, why_empty
 from tsdfm.tokens.settings import TokensSettings
 from tsdfm.tokens.tokenizer import Tokenizer, load_tokenizer
 
