@@ -13,10 +13,12 @@ VERBS = {
     "growth": Verb("benchmarks.growth:GrowthBenchmark", "benchmarks.growth:run", "how a step's cost grows"),
     "kernels": Verb("benchmarks.kernels:KernelBenchmark", "benchmarks.kernels:run", "kernels against their floor"),
     "loader": Verb("benchmarks.loader:LoaderBenchmark", "benchmarks.loader:run", "tokens a second from the page cache"),
+    "processes": Verb("benchmarks.processes:ProcessBenchmark", "benchmarks.processes:run", "64 processes, then 48"),
     "matching": Verb("benchmarks.matching:MatchingBenchmark", "benchmarks.matching:run", "IDLM's training step"),
     "sampling": Verb("benchmarks.sampling:SamplingBenchmark", "benchmarks.sampling:run", "few steps or many"),
     "serve": Verb("benchmarks.serve:ServeBenchmark", "benchmarks.serve:run", "the server under load"),
     "soak": Verb("benchmarks.soak:Soak", "benchmarks.soak:run", "the server for a while, every answer checked"),
+    "text": Verb("benchmarks.text:TextBenchmark", "benchmarks.text:run", "corpus and tokens against the tokenizer"),
     "teacher": Verb("benchmarks.teacher:TeacherBenchmark", "benchmarks.teacher:run", "the teacher's training step"),
     "student": Verb("benchmarks.student:StudentBenchmark", "benchmarks.student:run", "the distillation step"),
 }

@@ -56,6 +56,8 @@ def started(pid: int) -> int | None:
 
 def alive(pid: int) -> bool:
     """Is there a process of this number?"""
+    if pid < 1:  # which would mean several
+        return False
     try:
         os.kill(pid, 0)
     except PermissionError:

@@ -140,6 +140,8 @@ def test_prompts_of_a_model_that_learned_answers(
     made = model.sample(n=3, steps=2, prompts=["Mia?", "Tom?\n"], batch=4)
     assert made.prefix == [*["Mia?\n"] * 3, *["Tom?\n"] * 3]
     assert made.texts == model.sample(n=3, steps=2, prefix=["Mia?\n", "Tom?\n"]).texts
+    assert [start + answer for start, answer in zip(made.prefix, made.answers, strict=True)] == made.texts
+    assert model.sample(steps=2).answers == model.sample(steps=2).texts
     assert model.sample(steps=2, prefix="Mia?").prefix == ["Mia?"]
     save_run(tmp_path / "run", tiny_spec(source="mask", prompted=True))
     words = ["sample", str(tmp_path / "run"), "--device", "cpu", "--n", "1", "--steps", "2", "--json"]

@@ -142,7 +142,7 @@ def _torch_file(path: Path, part: str) -> dict[str, Tensor]:
         raise UserError(
             f"{path} holds more than tensors, and reading it would execute what it says: take a safetensors file"
         ) from None
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as problem:
+    except Exception as problem:  # whatever the bytes lead torch's reader to
         first = (str(problem).strip().splitlines() or [type(problem).__name__])[0][:120]
         raise UserError(f"{path} is no whole torch file ({first}): {AGAIN}") from None
     return _tensors_in(whole, path, part)

@@ -67,6 +67,12 @@ class Samples:
     prefix: list[str] | None = None
     infill: list[str] | None = None
 
+    @property
+    def answers(self) -> list[str]:
+        """What each text says after its prefix, or all of it where it has none."""
+        starts = self.prefix or [""] * len(self.texts)
+        return [text.removeprefix(start) for text, start in zip(self.texts, starts, strict=True)]
+
     def records(self) -> list[dict[str, Any]]:
         """A record of each text, for JSON: its number, how it was made, what was given of it, and the text."""
         given = {"prefix": self.prefix, "infill": self.infill}
