@@ -1,7 +1,7 @@
 """The world of sums: short word problems from a known grammar, with worked equations and an answer that can be checked.
 
     Mia has 6 plums. Tom gives her 3 more. Tom has 4 hats. She loses 2 of them. How many plums does Mia have now?
-    she has <<6+3=9>> so there are now <<9-2=7>> #### 7
+    she has <<6+3=9>> that makes <<9-2=7>> #### 7
 
 A problem is a start, some steps of + − × ÷, perhaps a sentence that has nothing to do with it, and the question. Each
 of them is worded in several ways, and so is the answer: what stands where in it depends on the words before. `read`
@@ -41,7 +41,7 @@ STEPS = {
 }
 ASIDES = ("{other} has {n} {others}.", "{she} is {n} years old.", "It has rained for {n} days.")
 QUESTIONS = ("How many {things} does {name} have now?", "How many {things} are left for {name}?")
-SAYS = ("", "{she_} has ", "that makes ", "so there are now ")  # before an equation
+SAYS = ("", "{she_} has ", "that makes ")  # before an equation
 SIGNS = {"+": 3, "-": 3, "*": 1, "/": 1}  # how often each is drawn
 EQUATION = re.compile(r"<<(\d+)([-+*/])(\d+)=(\d+)>>")
 ANSWER = "#### "
@@ -173,7 +173,7 @@ class Sums:
         return hashlib.sha256(repr(told).encode()).hexdigest()
 
 
-TINY = Sums(name="tiny", steps=(2,), most=15, largest=7, factors=(), asides=0.0, share=0.1, signs="+-", ways=2)
+TINY = Sums(name="tiny", steps=(1, 2), most=15, largest=7, factors=(), asides=0.0, share=0.1, signs="+-", ways=2)
 SMALL = Sums(name="small", steps=(2, 3), most=20, largest=9, factors=(2, 3), asides=0.25, share=0.2)
 LARGE = Sums(name="large", steps=(2, 3, 4), most=100, largest=30, factors=(2, 3, 4, 5), asides=0.5)
 WORLDS = {world.name: world for world in (TINY, SMALL, LARGE)}

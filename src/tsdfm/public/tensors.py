@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -132,12 +133,14 @@ def _safetensors(path: Path) -> dict[str, Any]:
 def _torch_file(path: Path, part: str) -> dict[str, Tensor]:
     """The tensors of one model in a torch file, mapped into memory where the file allows it."""
     try:
-        try:
-            whole = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except RuntimeError as problem:
-            if "mmap" not in str(problem):
-                raise
-            whole = torch.load(path, map_location="cpu", weights_only=True)  # a file of the old format
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what is wrong is told below
+            try:
+                whole = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            except RuntimeError as problem:
+                if "mmap" not in str(problem):
+                    raise
+                whole = torch.load(path, map_location="cpu", weights_only=True)  # a file of the old format
     except pickle.UnpicklingError:
         raise UserError(
             f"{path} holds more than tensors, and reading it would execute what it says: take a safetensors file"
