@@ -141,7 +141,7 @@ VERBS = {
         for name, made in TABLES.items()
     },
     "report seeds": Verb(
-        "tsdfm.report.commands.seeds:SeedsSettings",
+        "tsdfm.report.settings:SeedsSettings",
         "tsdfm.report.commands.seeds:run",
         "join a table made with several seeds into one of means",
         positional="tables",

@@ -276,6 +276,16 @@ class MauveSettings(ReportSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SeedsSettings(Settings):
+    """One table of several, the same table made with other seeds: means, and half their range."""
+
+    tables: tuple[Path, ...] = required("the tables' JSON files, or the folders of one report each")
+    name: str = option("", "of the table, where folders are given, as in neighbours; empty: that of the files")
+    out: Path = required("folder of the joined table")
+    verbose: bool = option(False, "print the whole table; without it, its first rows")
+
+
+@dataclass(frozen=True, kw_only=True)
 class PageSettings(Settings):
     """Write the report of a pipeline's folder as one HTML file, or as one page of Markdown."""
 

@@ -7,28 +7,17 @@ the distance between the largest and the smallest of them. With two or three see
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tsdfm import terminal
 from tsdfm.errors import UserError
 from tsdfm.report.rows import Plain
+from tsdfm.report.settings import SeedsSettings
 from tsdfm.report.table import Column, Table
-from tsdfm.settings import Settings, option, required
 from tsdfm.store.files import read_json
 
 SAME = ("steps", "temperature", "top_p", "k", "tau")  # numbers that say what a row is of
-
-
-@dataclass(frozen=True, kw_only=True)
-class SeedsSettings(Settings):
-    """One table of several, the same table made with other seeds: means, and half their range."""
-
-    tables: tuple[Path, ...] = required("the tables' JSON files, or the folders of one report each")
-    name: str = option("", "of the table, where folders are given, as in neighbours; empty: that of the files")
-    out: Path = required("folder of the joined table")
-    verbose: bool = option(False, "print the whole table; without it, its first rows")
 
 
 def run(settings: SeedsSettings) -> Path:
