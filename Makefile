@@ -34,7 +34,7 @@ test: dev
 
 fuzz: dev  # other examples each time; a failure is repeated by the seed it was found with
 	@echo "make fuzz SEED=$(SEED)"
-	$(BIN)/python -m pytest -n 2 -m hypothesis --hypothesis-profile fuzz --hypothesis-seed $(SEED)
+	$(if $(EXAMPLES),EXAMPLES=$(EXAMPLES) )$(BIN)/python -m pytest -n 2 -m hypothesis --hypothesis-profile fuzz --hypothesis-seed $(SEED) $(TESTS)
 
 chaos: dev  # bad input and faults of every kind, on everything that reads or writes
 	$(BIN)/python tests/chaos/campaign.py

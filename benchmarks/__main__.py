@@ -7,14 +7,18 @@ from tsdfm.errors import UserError
 from tsdfm.settings import nearest
 
 VERBS = {
+    "checkpoint": Verb("benchmarks.checkpoint:CheckpointBenchmark", "benchmarks.checkpoint:run", "a large file"),
     "compass": Verb("benchmarks.compass:CompassBenchmark", "benchmarks.compass:run", "the compass's training step"),
     "all": Verb("benchmarks.everything:AllBenchmarks", "benchmarks.everything:run", "all of them, within a time limit"),
     "growth": Verb("benchmarks.growth:GrowthBenchmark", "benchmarks.growth:run", "how a step's cost grows"),
     "kernels": Verb("benchmarks.kernels:KernelBenchmark", "benchmarks.kernels:run", "kernels against their floor"),
+    "loader": Verb("benchmarks.loader:LoaderBenchmark", "benchmarks.loader:run", "tokens a second from the page cache"),
+    "processes": Verb("benchmarks.processes:ProcessBenchmark", "benchmarks.processes:run", "64 processes, then 48"),
     "matching": Verb("benchmarks.matching:MatchingBenchmark", "benchmarks.matching:run", "IDLM's training step"),
     "sampling": Verb("benchmarks.sampling:SamplingBenchmark", "benchmarks.sampling:run", "few steps or many"),
     "serve": Verb("benchmarks.serve:ServeBenchmark", "benchmarks.serve:run", "the server under load"),
     "soak": Verb("benchmarks.soak:Soak", "benchmarks.soak:run", "the server for a while, every answer checked"),
+    "text": Verb("benchmarks.text:TextBenchmark", "benchmarks.text:run", "corpus and tokens against the tokenizer"),
     "teacher": Verb("benchmarks.teacher:TeacherBenchmark", "benchmarks.teacher:run", "the teacher's training step"),
     "student": Verb("benchmarks.student:StudentBenchmark", "benchmarks.student:run", "the distillation step"),
 }

@@ -5,9 +5,9 @@
     by the step   `tsdfm serve`: who comes joins at the next pass
 
 All of them are the same server on loopback, with the same batch shapes, asked by a process of its own: a fixed number
-of requests for one text each, all at once or at random times (open loop: nobody waits for an answer before the next one
-asks) at a share of what `TextModel.sample` writes offline. Times are those of the asking side. Compare them within one
-run: they are ratios to the first way, and to offline.
+of requests for one text each, by clients who ask again as soon as they are answered, or at random times (open loop:
+nobody waits for an answer before the next one asks) at a share of what `TextModel.sample` writes offline. Times are
+those of the asking side. Compare them within one run: they are ratios to the first way, and to offline.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,8 @@ class ServeBenchmark:
     preset: str = option("170m", "size of the random network")
     vocab: int = option(50257, "its |V|")
     length: int = option(1024, "its tokens of a text")
-    requests: int = option(64, "requests of each measurement, one text each")
+    requests: int = option(64, "requests of each measurement, one text each; on a GPU eight times as many")
+    clients: int = option(64, "clients that ask at once, each again when it is answered")
     rows: int | None = option(None, "texts in the running batch; none: 8 on a CPU, 32 on a GPU")
     shapes: tuple[int, ...] = option((), "batch shapes; empty: one row on a CPU, powers of two up to `rows` on a GPU")
     steps: int = option(8, "network passes of a text")
@@ -71,6 +72,7 @@ class Static(Worker):
 def run(settings: ServeBenchmark) -> None:
     """Every way, all at once and over time."""
     device = world(settings.device).device
+    settings = settings if device.type == "cpu" else replace(settings, requests=8 * settings.requests)
     rows = settings.rows or (8 if device.type == "cpu" else 32)
     served = model_of(settings, rows)
     served.warm()
@@ -82,7 +84,8 @@ def run(settings: ServeBenchmark) -> None:
     table = Ledger(title, ("requests", "way"), device, place, goes_on=False)
     times = random.Random(settings.seed)
     gaps = [times.expovariate(settings.load * offline) for _ in range(settings.requests)]
-    for name, waits in (("all at once", [0.0] * settings.requests), (f"at {settings.load:.0%} of offline", gaps)):
+    clients = f"{min(settings.clients, settings.requests)} clients"
+    for name, waits in ((clients, settings.requests), (f"at {settings.load:.0%} of offline", gaps)):
         first: dict[str, Any] = {}
         for way, kind, most in (("one by one", Worker, 1), ("static", Static, rows), ("by the step", Worker, rows)):
             found = measured(served, settings, kind, most, waits)
@@ -114,9 +117,12 @@ def texts_a_second(served: Served, settings: ServeBenchmark, batch: int, texts: 
 
 
 def measured(
-    served: Served, settings: ServeBenchmark, worker: type[Worker], rows: int, waits: Sequence[float]
+    served: Served, settings: ServeBenchmark, worker: type[Worker], rows: int, waits: Sequence[float] | int
 ) -> dict[str, Any]:
-    """Seconds of all requests and of each, and what the scheduler took of its own."""
+    """Seconds of all requests and of each, and what the scheduler took of its own.
+
+    `waits` are the times between requests, or how many the clients make in all.
+    """
     limits = Limits(rows=rows, queue=10**6, deadline=3600)
     with serving(Scheduler([[served]], limits, worker=worker)) as (address, scheduler):
         while not scheduler.ready:
@@ -124,7 +130,8 @@ def measured(
         before = scheduler.tally.passes, scheduler.tally.own
         body = {"model": served.name, "steps": settings.steps, "temperature": 1.0}
         answers = multiprocessing.get_context("spawn").Queue()
-        asker = multiprocessing.get_context("spawn").Process(target=drive, args=(address, body, list(waits), answers))
+        how = (settings.clients, waits) if isinstance(waits, int) else list(waits)
+        asker = multiprocessing.get_context("spawn").Process(target=drive, args=(address, body, how, answers))
         asker.start()
         begun, spent = answers.get()
         asker.join()
@@ -168,9 +175,23 @@ def serving(scheduler: Scheduler) -> Iterator[tuple[str, Scheduler]]:
         thread.join()
 
 
-def drive(address: str, body: dict[str, Any], waits: list[float], answers: Any) -> None:
-    """Ask at the given times, in a process of its own; tell the seconds of all and of each."""
-    answers.put(asyncio.run(drive_all(address, body, waits)))
+def drive(address: str, body: dict[str, Any], how: list[float] | tuple[int, int], answers: Any) -> None:
+    """Ask at the given times, or by so many clients so often, in a process of its own; tell the seconds."""
+    asking = drive_clients(address, body, *how) if isinstance(how, tuple) else drive_all(address, body, how)
+    answers.put(asyncio.run(asking))
+
+
+async def drive_clients(address: str, body: dict[str, Any], clients: int, requests: int) -> tuple[float, list[float]]:
+    """So many requests by clients who each ask again when they are answered."""
+    begun, left, spent = time.perf_counter(), iter(range(requests)), list[float]()
+
+    async def client() -> None:
+        for seed in left:
+            seconds, _ = await ask(address, {**body, "seed": seed})
+            spent.append(seconds)
+
+    await asyncio.gather(*(client() for _ in range(clients)))
+    return time.perf_counter() - begun, spent
 
 
 async def drive_all(address: str, body: dict[str, Any], waits: list[float]) -> tuple[float, list[float]]:

@@ -25,11 +25,12 @@ if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 with contextlib.suppress(ImportError):  # tests that draw no examples also run where torch and pytest are all there is
-    from hypothesis import settings
+    from hypothesis import Phase, settings
 
     settings.register_profile("repeat", derandomize=True, max_examples=150, deadline=None, database=None)
-    settings.register_profile("fuzz", max_examples=2000, deadline=None, database=None, print_blob=True)
-    settings.register_profile("once", max_examples=20_000, deadline=None, database=None, print_blob=True)
+    many = int(os.environ.get("EXAMPLES", "2000"))
+    quick = set(Phase) - {Phase.explain}  # which traces every line
+    settings.register_profile("fuzz", max_examples=many, deadline=None, database=None, print_blob=True, phases=quick)
     settings.load_profile("repeat")  # `make fuzz` asks for the other one
 
 

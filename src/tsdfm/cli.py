@@ -166,7 +166,7 @@ VERBS = {
     "import": Verb(
         "tsdfm.public.settings:ImportSettings",
         "tsdfm.public.run:run",
-        "make a run of a public checkpoint: MDLM, SEDD, SDTT, Duo, DFM, FS-DFM",
+        "make a run of a public checkpoint: MDLM, Duo, SEDD, FS-DFM, LLaDA, Dream, …",
         positional="source",
         epilog="tsdfm import kuleshov-group/mdlm-owt --out runs/mdlm-owt",
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 import uuid
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from tsdfm.errors import UserError
 
+SPARE_FILES = 512  # for all else that a process opens
 LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # a container's own
 
 
@@ -36,6 +38,22 @@ def amount(size: float) -> str:
     return f"{size:,.0f} bytes"
 
 
+def allow_files(count: int) -> None:
+    """Let this process hold `count` more files open, as far as the system does: the usual limit is 1,024 in all."""
+    try:
+        import resource
+    except ImportError:  # not on this system, and no such limit either
+        return
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    now, most = (math.inf if limit == resource.RLIM_INFINITY else limit for limit in limits)
+    opened = Path("/proc/self/fd")
+    needed = count + (len([*opened.iterdir()]) if opened.is_dir() else 0)
+    if needed > most:
+        raise UserError(f"{count:,} files are to be open at once, and the system allows {most:,}: make larger shards")
+    if needed + SPARE_FILES > now:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (int(min(needed + SPARE_FILES, most)), limits[1]))
+
+
 def machine() -> str:
     """Where process numbers mean the same: this machine since it was started, and this container's own numbers."""
     try:
@@ -56,6 +74,8 @@ def started(pid: int) -> int | None:
 
 def alive(pid: int) -> bool:
     """Is there a process of this number?"""
+    if pid < 1:  # which would mean several
+        return False
     try:
         os.kill(pid, 0)
     except PermissionError:

@@ -216,6 +216,7 @@ def world_cases() -> Iterator[Process]:
     alone = ("WORLD_SIZE=x", "WORLD_SIZE=0", "WORLD_SIZE=-1", "WORLD_SIZE=", "WORLD_SIZE=" + "9" * 400, "WORLD_SIZE=2")
     alone += ("LOCAL_RANK=x", "RANK=x", "RANK=-1")
     two = ("RANK=x", "RANK=2 MASTER_ADDR=localhost", "RANK=0", "RANK=0 MASTER_ADDR=localhost")
+    two += ("RANK=0 MASTER_ADDR=no.such.host.invalid MASTER_PORT=29500",)
     two += ("RANK=0 MASTER_ADDR=localhost MASTER_PORT=x", "RANK=0 MASTER_ADDR=localhost MASTER_PORT=99999999")
     wrong = [*alone, *(f"WORLD_SIZE=2 {each}" for each in two)]
     for words in wrong:

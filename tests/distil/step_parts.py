@@ -36,6 +36,8 @@ SHAPE = Shape(width=16, depth=2, heads=2, cond=8, hidden=32, dropout=0.0, checkp
 SPEC = VelocitySpec(
     shape=SHAPE, vocab=37, source="uniform", schedule="poly:1", length=8, anchor=1, tokenizer="abc", step_size=True
 )
+MDLM = replace(SPEC, source="mask", logits="subs", time=False)  # what their students are told and answer
+DUO = replace(SPEC, logits="others", clock="sigma")
 ROWS = 6
 NOWHERE = Path("nowhere")
 
@@ -56,7 +58,7 @@ def batch_of(step: int, device: torch.device) -> HostBatch:
     return HostBatch(tokens.to(device), numbers.to(device), numbers)
 
 
-def student(policy: str, device: torch.device, **given: Any) -> Learner:
+def student(policy: str, device: torch.device, about: VelocitySpec = SPEC, **given: Any) -> Learner:
     """FS-DFM (`blind`) or TS-DFM (`sequence-to-token`)."""
     plan = student_settings(
         tokens=NOWHERE,
@@ -70,9 +72,9 @@ def student(policy: str, device: torch.device, **given: Any) -> Learner:
         loop=StudentLoop(batch=ROWS, steps=10, seed=4, precision="fp32"),
         optim=StudentOptim(lr=1e-3, warmup=1, ema=0.9),
     )
-    about = spec_from(SPEC, replace(SHAPE, depth=1), "nce")
-    net = by_formula(about.network(), 2.0).to(device).eval().requires_grad_(False)
-    task = student_task(replace(plan, **given), SPEC, compass=Compass(about, net))
+    energy = spec_from(about, replace(SHAPE, depth=1), "nce")
+    net = by_formula(energy.network(), 2.0).to(device).eval().requires_grad_(False)
+    task = student_task(replace(plan, **given), about, compass=Compass(energy, net))
     by_formula(task.model)
     return Learner(task, Processes(device=device), plan.loop, plan.optim)
 
@@ -137,6 +139,8 @@ MAKERS = {
     "ts-dfm": lambda device: student("sequence-to-token", device, divergence="forward"),
     "fs-dfm-reverse": lambda device: student("blind", device, divergence="reverse"),
     "ts-dfm-reverse": lambda device: student("sequence-to-token", device, divergence="reverse"),
+    "ts-dfm-mdlm": lambda device: student("sequence-to-token", device, MDLM),
+    "ts-dfm-duo": lambda device: student("sequence-to-token", device, DUO),
     "teacher": teacher,
     "compass": compass,
 }

@@ -132,7 +132,7 @@ def frequency_of(objective: Any) -> list[Tensor]:
     return [] if bins is None else [bins.members, bins.start, bins.size, bins.bin_of, bins.place]
 
 
-@pytest.mark.parametrize("name", ["fs-dfm", "ts-dfm", "ts-dfm-reverse", "teacher", "sdtt"])
+@pytest.mark.parametrize("name", ["fs-dfm", "ts-dfm", "ts-dfm-reverse", "ts-dfm-mdlm", "ts-dfm-duo", "teacher", "sdtt"])
 def test_steps_do_not_wait(name: str, watch: Any) -> None:
     assert watch(MAKERS[name](CPU), batch_of(1, CPU), 1) == []
 
@@ -161,7 +161,7 @@ def test_numbers_on_the_host_change_nothing() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("name", ["fs-dfm", "ts-dfm", "teacher", "compass", "sdtt"])
+@pytest.mark.parametrize("name", ["fs-dfm", "ts-dfm", "ts-dfm-mdlm", "ts-dfm-duo", "teacher", "compass", "sdtt"])
 def test_nothing_waits_on_a_gpu(name: str) -> None:
     device = torch.device("cuda")
     learner = compass(device, mixture=WITHOUT_TEACHER) if name == "compass" else MAKERS[name](device)

@@ -9,17 +9,19 @@ from typing import Any
 
 import pytest
 import torch
+from step_parts import losses
 from student_parts import PairEnergy, flow_of, spec_of, stirred
 from torch import Tensor
 
 from training import student_settings, student_task
+from tsdfm import kernels
 from tsdfm.distil.chain import ESTIMATORS, target_of
 from tsdfm.distil.midpoint import policy_from
 from tsdfm.distil.settings import NavigateSettings
 from tsdfm.distil.start import start_from
 from tsdfm.flow import RowNoise
 from tsdfm.kernels.fused import raised
-from tsdfm.nn.velocity import VelocitySpec, as_model
+from tsdfm.nn.velocity import Velocity, VelocitySpec, as_model
 from tsdfm.tokens.loader import HostBatch
 
 V, L, B = 11, 8, 5
@@ -95,6 +97,18 @@ def test_a_fitted_student_begins_as_its_teacher(kind: str) -> None:
     assert gap < (1e-4 if kind == "subs" else 0.2)
 
 
+@pytest.mark.parametrize("name", ["ts-dfm-mdlm", "ts-dfm-duo"])
+def test_kernels_find_the_same_losses(name: str) -> None:
+    pytest.importorskip("triton")
+    device = torch.device("cpu")
+    with kernels.forced():
+        mine = losses(name, device, steps=1)
+    with kernels.without():
+        theirs = losses(name, device, steps=1)
+    for found, wanted in zip(mine, theirs, strict=True):
+        assert found == pytest.approx(wanted, rel=1e-4)
+
+
 @pytest.mark.parametrize("kind", SPECS)
 @pytest.mark.parametrize("policy", ["blind", "sequence-to-token"])
 def test_the_loss_has_gradients_that_differences_confirm(kind: str, policy: str, monkeypatch: Any) -> None:
@@ -124,3 +138,21 @@ def test_the_loss_has_gradients_that_differences_confirm(kind: str, policy: str,
             down = task.loss(net, batch, 1)[0]
             weight[place] += step
         assert float((up - down) / (2 * step)) == pytest.approx(float(weight.grad[place]), rel=1e-4, abs=1e-8)
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_a_student_that_is_its_teacher_has_nothing_to_learn_from_it(kind: str) -> None:
+    spec = SPECS[kind]
+    settings = student_settings(
+        tokens=Path("a"), init_from=Path("b"), out=Path("c"), share=0.5, target="teacher", teacher=Path("d")
+    )
+    net, rows = stirred(spec), torch.arange(6)
+    teacher = Velocity(spec, net, spec.flow_source(), spec.flow_schedule())
+    task = student_task(settings, spec, teacher=teacher)
+    task.teacher.net = net
+    batch = HostBatch(torch.randint(0, V, (6, L), generator=torch.Generator().manual_seed(4)), rows, rows)
+    _, extras = task.loss(net, batch, 1)
+    assert float(extras["small"]) == pytest.approx(0.0, abs=1e-9)
+    task.floor.teacher.net.head.bias.data[3] += 1.0
+    other = stirred(spec)
+    assert float(task.loss(other, batch, 1)[1]["small"]) > 1e-3

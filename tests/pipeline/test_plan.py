@@ -212,6 +212,16 @@ def test_students_learn_by_the_papers_divergence(name: str) -> None:
             assert model.settings.divergence == ("forward" if forward else "reverse"), model.name
 
 
+def test_a_flag_names_another_text() -> None:
+    for flag in ("corpus.path=mine", "corpus.name=world:small"):
+        corpus = make_plan(read_recipe("distil_mdlm", [flag, "corpus.limit=10"]), OUT).corpus
+        assert corpus is not None
+        assert (corpus.path, corpus.name) == ((Path("mine"), None) if "path" in flag else (None, "world:small"))
+        corpus = make_plan(read_recipe("reference", [flag]), OUT).corpus
+        assert corpus is not None
+        assert corpus.sources == ()
+
+
 def test_ablations_plan_on_other_models_too() -> None:
     for name in shipped():
         if name.startswith("ablate"):

@@ -1,5 +1,6 @@
 """What a pipeline says: a line or two a stage, everything with -v, and after Ctrl-C the command that goes on."""
 
+import json
 import os
 import signal
 import time
@@ -12,6 +13,7 @@ from processes import script
 from tsdfm import terminal
 from tsdfm.cli import main
 from tsdfm.engine.log import outcome, read_metrics
+from tsdfm.machine import machine
 
 TINY = """
 [corpus]
@@ -62,8 +64,11 @@ def test_a_stage_says_what_was_made_and_where_it_lies(
     assert " nats a token (lower is better) → " in made[2]
     assert lines == ["── text", *made[:2], lines[3], made[2], lines[5], made[3], f"── done: {out}"]
     assert lines[3] == "── teacher, uniform source: 3 steps of dfm"
+    lock = out / "teacher-uniform" / ".lock"
+    lock.write_text(json.dumps({"machine": machine(), "pid": 0}))  # of a process that was killed when it had finished
     again = said(capfd, recipe, "--out", str(out))
     assert sum("there already" in line for line in again) == 4
+    assert not lock.exists()
     everything = said(capfd, recipe, "--out", str(tmp_path / "other"), "-v")
     assert any(line.startswith("step 3/3  loss ") for line in everything)
     assert any(line.startswith("step 3  elbo ") for line in everything)

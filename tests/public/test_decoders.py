@@ -177,6 +177,33 @@ def test_its_tokenizer(tmp_path: Path) -> None:
         tokenizer.encode("a <|mask|>")
 
 
+def test_a_tokenizer_of_two_files_is_qwens(tmp_path: Path) -> None:
+    """Dream has no tokenizer.json: pairs, and added tokens in the config."""
+    write_decoder("dream", tmp_path / "public")
+    (tmp_path / "public" / "tokenizer.json").unlink()
+    plain = json.loads(BPE_ENGINE.to_str())
+    added = {str(token["id"]): {"content": token["content"], "special": True} for token in plain["added_tokens"]}
+    vocab = {token: i for token, i in plain["model"]["vocab"].items() if str(i) not in added}
+    merges = [" ".join(line) if isinstance(line, list) else line for line in plain["model"]["merges"]]
+    (tmp_path / "public" / "vocab.json").write_text(json.dumps(vocab))
+    (tmp_path / "public" / "merges.txt").write_text("\n".join(["#version: 0.2", *merges, ""]))
+    (tmp_path / "public" / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
+    tokenizer = tsdfm.load(tmp_path / "public", "cpu").tokenizer
+    names = (str(tmp_path / "public" / name) for name in ("vocab.json", "merges.txt"))
+    theirs = transformers.Qwen2Tokenizer(*map(read_qwen, names))
+    for text in ("Mia has 127 red balls.\n\n  She can't!", "  two\tparts — e\u0301t\u00e9 ", "a\r\nb   c"):
+        assert tokenizer.encode(text) == theirs.encode(text, add_special_tokens=False), text
+    assert tokenizer.encode("Tom<|role|>")[-1] == 307
+
+
+def read_qwen(path: str) -> Any:
+    """What transformers takes: the files' contents, or in older versions their paths."""
+    if int(transformers.__version__.split(".")[0]) < 5:
+        return path
+    text = Path(path).read_text()
+    return json.loads(text) if path.endswith("json") else [tuple(x.split(" ")) for x in text.split("\n")[1:] if x]
+
+
 def changed(change: Callable[[dict[str, Tensor]], object]) -> Callable[[Path], None]:
     def work(folder: Path) -> None:
         state = {k: v for file in sorted(folder.glob("*.safetensors")) for k, v in load_file(file).items()}
@@ -208,6 +235,9 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "heads": (config(num_attention_heads=8, head_dim=8), "disagree|has the shape"),
     "depth": (config(num_hidden_layers=3), "they disagree"),
     "no theta": (config("rope_theta rope_parameters"), "does not say rope_theta"),
+    "rotation": (config(rope_scaling={"type": "yarn", "factor": 4.0}), "says rope_scaling"),
+    "window": (config(use_sliding_window=True), "says use_sliding_window True"),
+    "scalar": (changed(lambda s: s.update({"model.layers.0.mlp.gate_proj.weight": torch.tensor(1.0)})), "hidden"),
     "no end": (config("eos_token_id"), "does not say eos_token_id"),
     "mask": (config(mask_token_id=ROWS), "none of the 320 rows"),
     "tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "no tokenizer.json"),

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.public.public_files import HEADS, write_public
 
 import tsdfm
 from training import many_step
 from tsdfm.cli import main
 from tsdfm.nn.velocity import load_velocity
+from tsdfm.pipeline.plan import make_plan
+from tsdfm.recipes import read_recipe
 
 SOURCE = {"mdlm": "mask", "duo": "uniform"}
 SMALL = [
@@ -62,6 +65,13 @@ def test_an_imported_model_is_distilled(
         assert int(found.max()) < teacher.vocab
     rows = json.loads(Path("few/report/metrics.json").read_text())
     assert "ts-dfm" in json.dumps(rows)
+    Path("words.md").write_text("# Mine\n\nFor tests.")
+    words = ["--to", "out", "--card", "words.md", "--licence", "mit"]
+    assert main(["export", f"few/ts-dfm-{SOURCE[name]}", *words]) == 0
+    card = Path("out/README.md").read_text()
+    assert card.startswith("---\nlicense: mit\n")
+    for said in ("# Mine", "world:small: ", "| 2 | story-world:small", "## Limits"):
+        assert said in card, said
     lines = (Path("few") / f"ts-dfm-{SOURCE[name]}" / "metrics.jsonl").read_text().splitlines()
     assert all(torch.tensor(json.loads(line).get("loss", 0.0)).isfinite() for line in lines)
 
@@ -74,3 +84,48 @@ def test_a_model_that_answers_scores_is_not_rolled_out(
     assert main(["train", "fs-dfm", *words]) == 2
     assert "logits are scaled-score cannot be rolled out" in capsys.readouterr().err
     assert not (tmp_path / "no").exists()
+
+
+PLANS = {
+    "mdlm": ("distil_mdlm", []),
+    "sdtt": ("distil_mdlm", ["models.teacher.method=sdtt"]),
+    "duo": ("distil_duo", []),
+    "dfm": ("scale_1b3", []),
+    "fs-dfm": ("scale_1b3", []),
+}
+
+
+@pytest.mark.parametrize("kind", PLANS)
+def test_every_kind_that_is_rolled_out_stands_in_a_recipe(kind: str, tmp_path: Path) -> None:
+    """The commands of the page on public checkpoints, up to their plan."""
+    more = {"dfm": ["--heads", str(HEADS)], "fs-dfm": ["--heads", str(HEADS), "--part", "student_model"]}.get(kind, [])
+    place = tmp_path / "run"
+    assert main(["import", str(write_public(kind, tmp_path / "public")), "--out", str(place), *more]) == 0
+    recipe, flags = PLANS[kind]
+    used = "fs-dfm" if kind == "fs-dfm" else "teacher"
+    flags = [*flags, f"models.{used}.use={place}", f"tokens.tokenizer_files={place}"]
+    plan = make_plan(read_recipe(recipe, flags), tmp_path / "out")
+    assert [model.name for model in plan.models if not model.trained] == [used]
+    start = next(model for model in plan.training() if model.name == ("ts-dfm" if kind == "fs-dfm" else "fs-dfm"))
+    assert start.settings.init_from == place
+
+
+def test_students_of_an_imported_dfm_by_the_large_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands of the page on scaling with a tiny file in Apple's layout: both students, stopped and resumed."""
+    monkeypatch.chdir(tmp_path)
+    write_public("dfm", tmp_path / "public")
+    Path("public/config.json").write_text('{"model_length": 32}')
+    assert main(["import", "public/checkpoint.pth", "--heads", str(HEADS), "--out", "dfm"]) == 0
+    assert main(["corpus", "--name", "world:small", "--limit", "120", "--valid", "0.1", "--out", "corpus"]) == 0
+    words = ["--tokenizer", "gpt2", "--tokenizer-files", "public", "--length", "32", "--workers", "1"]
+    assert main(["tokens", "--corpus", "corpus", "--out", "tokens", *words]) == 0
+    small = ["--recipe", "scale_1b3", "--tokens", "tokens", "--loop.device", "cpu", "--loop.compile", "false"]
+    small += ["--loop.batch", "2", "--loop.micro", "2", "--loop.save-every", "1", "--eval-rows", "2"]
+    net = ["--net.width", "32", "--net.depth", "1", "--net.heads", "2", "--net.cond", "16", "--negatives", "2"]
+    assert main(["compass", *small, *net, "--teacher", "dfm", "--out", "compass", "--loop.steps", "2"]) == 0
+    for method, more in (("fs-dfm", []), ("ts-dfm", ["--compass", "compass"])):
+        command = ["train", method, *small, *more, "--init-from", "dfm", "--out", method, "--eval-times", "1"]
+        assert main([*command, "--loop.steps", "2"]) == 0
+        assert main([*command, "--loop.steps", "3", "--resume"]) == 0
+        spec = load_velocity(method).spec
+        assert (spec.step_size, spec.clock, spec.logits, spec.length) == (True, "t", "plain", 32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from benchmarks.serve import Static, drive_all, quantiles, serving, told
+from benchmarks.serve import Static, drive_all, drive_clients, quantiles, serving, told
 from serve_parts import served
 
 from tsdfm.serve.jobs import Ask, Seen
@@ -17,7 +17,9 @@ def test_requests_come_and_are_timed() -> None:
         seconds, each = asyncio.run(drive_all(address, {"model": "tiny", "steps": 2}, [0.0, 0.01, 0.0]))
         assert len(each) == 3
         assert 0 < max(each) <= seconds
-    assert scheduler.tally.texts == 3
+        assert scheduler.tally.texts == 3
+        assert len(asyncio.run(drive_clients(address, {"model": "tiny", "steps": 1}, clients=2, requests=5))[1]) == 5
+    assert scheduler.tally.texts == 8
     with serving(Scheduler([[served()]], Limits())) as (address, _), pytest.raises(RuntimeError, match="404"):
         asyncio.run(drive_all(address, {"model": "gone"}, [0.0]))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tsdfm.tokens import TokensSettings
+from tsdfm.tokens import pack as pack_module
 from tsdfm.tokens import run as run_module
 
 
@@ -23,7 +24,8 @@ def packs(corpus: Path, out: Path, point: str, count: int, layout: Any) -> None:
     calls = 0
 
     def dying(name: str, before: bool) -> None:
-        original = getattr(run_module, name)
+        home = run_module if name == "write_manifest" else pack_module
+        original = getattr(home, name)
 
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             nonlocal calls
@@ -37,10 +39,10 @@ def packs(corpus: Path, out: Path, point: str, count: int, layout: Any) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             return result
 
-        setattr(run_module, name, wrapped)
+        setattr(home, name, wrapped)
 
     if point == "slow":
-        original = run_module._write_shard
+        original = pack_module._write_shard
 
         def slow(*args: Any) -> Any:
             nonlocal calls
@@ -48,7 +50,7 @@ def packs(corpus: Path, out: Path, point: str, count: int, layout: Any) -> None:
             time.sleep(0.02 if calls < 20 else 3600)  # it is killed before it is done, however busy the machine is
             return original(*args)
 
-        run_module._write_shard = slow
+        pack_module._write_shard = slow
     else:
         points = {
             "torn": ("_write_shard", True),

@@ -17,7 +17,8 @@ from tsdfm.corpus.store import read_documents
 from tsdfm.errors import UserError
 from tsdfm.store.manifest import read_manifest
 from tsdfm.tokens import TokenRows, load_tokenizer
-from tsdfm.tokens import run as run_module
+from tsdfm.tokens import choose as choose_module
+from tsdfm.tokens import pack as pack_module
 from tsdfm.tokens.run import run
 
 
@@ -111,7 +112,7 @@ def test_a_killed_run_goes_on_and_gives_the_same_bytes(
         started.append((split, start))
         return read_documents(folder, split, start, *more, **named)
 
-    monkeypatch.setattr(run_module, "read_documents", spy)
+    monkeypatch.setattr(pack_module, "read_documents", spy)
     run(settings(corpus, out, layout=layout))
     assert {p: (p.stat().st_ino, p.stat().st_mtime_ns) for p in finished} == stamps
     if finished and point != "finishing":
@@ -186,13 +187,13 @@ def test_rows_that_cannot_be_are_the_users_error(corpus: Path, tmp_path: Path) -
 def test_a_large_vocabulary_takes_four_bytes(corpus: Path, tmp_path: Path, monkeypatch) -> None:
     small = run(settings(corpus, tmp_path / "small", tokenizer="byte", shard_rows=128))
 
-    class Wide(run_module.ByteTokenizer):
+    class Wide(choose_module.ByteTokenizer):
         def __init__(self) -> None:
             super().__init__()
             self.pieces = self.pieces[:256] + [b"x"] * 70_000 + [b""]
             self.end_of_text = len(self.pieces) - 1
 
-    monkeypatch.setattr(run_module, "ByteTokenizer", Wide)
+    monkeypatch.setattr(choose_module, "ByteTokenizer", Wide)
     wide = TokenRows(run(settings(corpus, tmp_path / "wide", tokenizer="byte", shard_rows=128)))
     assert (wide.dtype.name, TokenRows(small).dtype.name) == ("uint32", "uint16")
     assert wide.take(range(len(wide))).max() == wide.end_of_text == 70_256

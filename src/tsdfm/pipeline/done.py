@@ -12,6 +12,7 @@ from tsdfm import terminal
 from tsdfm.errors import UserError
 from tsdfm.methods import method_of
 from tsdfm.settings import defaults, flags_of, flat, merge, path_settings, to_dict
+from tsdfm.store.lock import clear
 from tsdfm.store.manifest import NAME as MANIFEST
 from tsdfm.store.manifest import input_sha256, read_manifest
 
@@ -22,6 +23,7 @@ ASIDE = {"resume", "tensorboard", "wandb"}
 def train(stage: Callable[[Any], Path], settings: Any, title: str, method: str | None = None) -> Path:
     """Train, go on, or leave a finished run as it is."""
     if is_finished(settings, method):
+        clear(settings.out)
         terminal.say(f"── {title}: there already → {settings.out}")
         return Path(settings.out)
     terminal.say(f"── {title}: {settings.loop.steps} steps{f' of {method}' if method else ''}")

@@ -31,6 +31,18 @@ from tsdfm.tokens.engine import EngineTokenizer, engine_file
 from tsdfm.tokens.tokenizer import Tokenizer
 
 LENGTH = 1024  # tokens of a row, unless told otherwise: these models take longer ones, and need not
+PLAIN = {
+    "rope_scaling": None,
+    "rope_type": "default",
+    "use_sliding_window": False,
+    "hidden_act": "silu",
+    "activation_type": "silu",
+    "layer_norm_type": "rms",
+    "alibi": False,
+    "scale_logits": False,
+    "input_emb_norm": False,
+}
+"""Words of a config that change what a network computes, and what they must say where they stand in it."""
 QWEN = {
     **{name: f"self_attn.{name}_proj" for name in ("q", "k", "v")},
     "out": "self_attn.o_proj",
@@ -119,7 +131,7 @@ def read_decoder(
         tokenizer = EngineTokenizer(
             engine_file(folder), size=found.vocab, mask=found.swap, end_of_text=end, name=found.kind
         )
-    except (ValueError, IndexError) as problem:
+    except (ValueError, IndexError, KeyError, TypeError, AttributeError) as problem:  # in whichever of its files
         raise UserError(f"the tokenizer in {folder} is not of this model ({problem}): fetch it again") from None
     spec = VelocitySpec(
         shape=found.shape,
@@ -140,6 +152,7 @@ def recognise_decoder(
 ) -> tuple[Recognised, DecoderShape]:
     """The layout of a decoder with tensors of these shapes and this config; `mask` is the mask token's id."""
     kind = kind_of(shapes, config, kind)
+    check_plain(config)
     family = FAMILIES[kind]
     shape = shape_of(family, shapes, config)
     rows = shapes[f"{family.embedding}.weight"][0]
@@ -185,12 +198,21 @@ def kind_of(shapes: Shapes, config: Mapping[str, Any], kind: str) -> str:
     return found
 
 
+def check_plain(config: Mapping[str, Any]) -> None:
+    """Refuse a config that asks for what this network does not compute."""
+    rope = config.get("rope_parameters")
+    inner = rope.get("rope_type") if isinstance(rope, Mapping) else None
+    for word, value in {**config, "rope_type": inner}.items():
+        if word in PLAIN and value is not None and value != PLAIN[word]:
+            raise UserError(f"config.json says {word} {value!r}, which this network does not compute: it has no reader")
+
+
 def shape_of(family: Family, shapes: Shapes, config: Mapping[str, Any]) -> DecoderShape:
     """The sizes by the tensors, and by the config what these leave open; both must agree."""
     first = f"{family.blocks}.0."
     number_of = re.compile(rf"{re.escape(family.blocks)}\.(\d+)\.")
     blocks = [int(found[1]) for name in shapes if (found := number_of.match(name))]
-    rows = {part: shapes.get(f"{first}{family.parts[part]}.weight", (0, 0)) for part in ("q", "k", "gate")}
+    rows = {part: shapes.get(f"{first}{family.parts[part]}.weight") or (0,) for part in ("q", "k", "gate")}
     said = {ours: next((config[key] for key in keys if config.get(key)), 0) for ours, keys in family.sizes.items()}
     heads = whole(said["heads"], family.sizes["heads"][0])
     head = said.get("head") or rows["q"][0] // heads

@@ -19,13 +19,14 @@ from torch import Tensor
 from tsdfm import terminal
 from tsdfm.errors import UserError
 from tsdfm.nn.velocity import VelocitySpec, run_folder, spec_in
+from tsdfm.public.card import card, figures_of
 from tsdfm.public.layouts import KINDS, OWN, ROTARY, SETS, theirs_from
 from tsdfm.public.model import HUB_NAME
 from tsdfm.public.run import REST
 from tsdfm.public.settings import ExportSettings
 from tsdfm.store.bundle import FoundWeights, find_member, find_weights
 from tsdfm.store.checkpoint import read_state, read_tensors, write_tensors
-from tsdfm.store.files import write_json, write_text
+from tsdfm.store.files import read_text, write_json, write_text
 from tsdfm.store.folder import must_be_new, whole
 from tsdfm.tokens.bpe import GPT2_END, PairTokenizer
 from tsdfm.tokens.tokenizer import Tokenizer, load_tokenizer
@@ -41,7 +42,12 @@ def run(settings: ExportSettings) -> Path:
     found = find_weights(settings.model, "student", which="ema", choose="newest")
     spec = spec_in(found.manifest, found.place)
     tokenizer = load_tokenizer(tokenizer_folder(settings.model, found))
-    told = write_folder(settings.to, spec, tokenizer, found.weights(), found.manifest, left_over(found.place))
+    words = {
+        "licence": settings.licence,
+        "said": read_text(settings.card) if settings.card is not None else "",
+        "figures": figures_of(run_folder(found.place), found.sha256),
+    }
+    told = write_folder(settings.to, spec, tokenizer, found.weights(), found.manifest, left_over(found.place), **words)
     if settings.push:
         push(settings.to, settings.push)
     terminal.made("export", told, settings.to, "import", settings.to, "--out", "runs/imported")
@@ -55,14 +61,18 @@ def write_folder(
     weights: Mapping[str, Tensor],
     manifest: Mapping[str, Any],
     rest: Mapping[str, Tensor],
+    **words: str,
 ) -> str:
-    """Write a model of `weights` under our names, and what an import kept beside them; says in words what it wrote."""
+    """Write a model of `weights` under our names, and what an import kept beside them; says in words what it wrote.
+
+    `words` are those of `card.card`.
+    """
     kind, tensors = public_tensors(spec, weights, manifest, rest)
     with whole(folder) as temp:
         written = write_tensors(temp / "model.safetensors", tensors)
         write_json(temp / "config.json", config_of(kind, spec, manifest))
         write_tokenizer(tokenizer, temp)
-        write_text(temp / "README.md", card(kind, spec, manifest, written["sha256"]))
+        write_text(temp / "README.md", card(kind, spec, manifest, written["sha256"], **words))
     return f"{len(tensors)} tensors in the layout of {kind}, {terminal.short(written['bytes'])} bytes"
 
 
@@ -160,24 +170,6 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     spelled = {GPT2_END if i == tokenizer.end_of_text else token: i for token, i in ids.items()}
     write_text(folder / "vocab.json", json.dumps(spelled, ensure_ascii=False))
     write_text(folder / "merges.txt", "\n".join(["#version: 0.2", *(f"{a} {b}" for a, b in tokenizer.merges), ""]))
-
-
-def card(kind: str, spec: VelocitySpec, manifest: Mapping[str, Any], sha256: str) -> str:
-    """The card in the hub's format: a metadata block, then what is known."""
-    origin = manifest.get("origin") or {}
-    licence = origin.get("licence") or "other"
-    where = f"Imported from {origin['source']} (layout {origin['layout']})." if origin else "Trained with tsdfm."
-    block = ["---", f"license: {licence}", "library_name: tsdfm", "pipeline_tag: text-generation"]
-    block += ["tags:", "- discrete-diffusion", f"- {spec.method or kind}", "---"]
-    facts = [
-        f"# {spec.method or kind}, {spec.source} source",
-        where,
-        f"{spec.shape.depth} blocks of width {spec.shape.width}, rows of {spec.length} tokens, {spec.vocab:,} tokens.",
-        f"Weights in the layout of {kind}, sha256 `{sha256}`.",
-        '```python\nimport tsdfm\n\nmodel = tsdfm.load("FOLDER")\nprint(model.sample(n=2, steps=16).texts)\n```',
-        "Data, measured quality and limits are its maker's to add.",
-    ]
-    return "\n".join(block) + "\n\n" + "\n\n".join(facts) + "\n"
 
 
 def check_name(name: str) -> None:

@@ -29,4 +29,6 @@ class ExportSettings(Settings):
 
     model: ModelPath = required("a run, a checkpoint, a bundle or a shipped name")
     to: Path = required("folder to write")
+    card: Path | None = option(None, "Markdown about what it is for and its limits; facts are added to it")
+    licence: str = option("", "licence of the weights, in the hub's word for it, as in apache-2.0")
     push: str = option("", "also upload it to the hub under this name, OWNER/NAME")

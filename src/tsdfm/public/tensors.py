@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ from tsdfm.store.files import file_sha256, read_json
 TORCH = (".bin", ".pth", ".pt")
 INDEX = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 AGAIN = "fetch it again"
+ROOM = 1 << 22  # numbers that are looked at together: a look takes memory of its own
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class PublicTensors:
                 f"{name} of {self.files[0]} has the type {tensor.dtype}: weights are floating-point numbers"
             )
         tensor = tensor.to(device=device, dtype=dtype or tensor.dtype)
-        if not bool(torch.isfinite(tensor).all()):
+        if not all(bool(torch.isfinite(part).all()) for part in torch.split(tensor.flatten(), ROOM)):
             raise UserError(f"{name} of {self.files[0]} has numbers that are not finite: {AGAIN}")
         return tensor
 
@@ -131,17 +133,19 @@ def _safetensors(path: Path) -> dict[str, Any]:
 def _torch_file(path: Path, part: str) -> dict[str, Tensor]:
     """The tensors of one model in a torch file, mapped into memory where the file allows it."""
     try:
-        try:
-            whole = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except RuntimeError as problem:
-            if "mmap" not in str(problem):
-                raise
-            whole = torch.load(path, map_location="cpu", weights_only=True)  # a file of the old format
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what is wrong is told below
+            try:
+                whole = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            except RuntimeError as problem:
+                if "mmap" not in str(problem):
+                    raise
+                whole = torch.load(path, map_location="cpu", weights_only=True)  # a file of the old format
     except pickle.UnpicklingError:
         raise UserError(
             f"{path} holds more than tensors, and reading it would execute what it says: take a safetensors file"
         ) from None
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as problem:
+    except Exception as problem:  # whatever the bytes lead torch's reader to
         first = (str(problem).strip().splitlines() or [type(problem).__name__])[0][:120]
         raise UserError(f"{path} is no whole torch file ({first}): {AGAIN}") from None
     return _tensors_in(whole, path, part)

@@ -45,6 +45,7 @@ ALONE = ("teacher", "compass")  # sections that are one model
 GROUPS = ("compasses", "students", "models")  # sections of models by name
 BY_SOURCE = (*ALONE, "student", *GROUPS, "validate")
 SECTIONS = ("extends", "seed", "sources", "source", *STAGES, *BY_SOURCE)
+TEXTS = {"path", "name", "sources"}  # of which a corpus has one
 NEW = {"method", "like", "use"}  # without which no model is made by flags
 METHODS = {"teacher": "dfm", "compass": COMPASS.name, "compasses": COMPASS.name}  # of sections that do not say one
 WORDS = ("method", "like", "use", "sources")  # of a model, that are not its method's settings
@@ -163,6 +164,8 @@ class Recipe:
         found: Plain = {}
         for raw in (self.files, self.flags):
             seed = {"seed": raw["seed"]} if "seed" in raw else {}
+            if name == "corpus" and TEXTS & table(raw, name).keys():  # another text takes the place of the file's
+                found = {key: value for key, value in found.items() if key not in TEXTS}
             found = merge(found, {"measure": seed, "judge": {"loop": seed} if seed else {}}.get(name, {}))
             found = merge(merge(found, table(raw, name)), table(part(raw, source), name) if source else {})
         return found

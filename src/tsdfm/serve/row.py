@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import cast
 
 import torch
@@ -47,10 +48,6 @@ class Row:
 
     def __post_init__(self) -> None:
         self.stops = isinstance(self.walk.jump, Stops)
-
-    def bad(self) -> bool:
-        """Were any logits no numbers? The device is waited for."""
-        return bool(torch.stack([self.walk.shaper.bad, *self.flags]).any())
 
     @property
     def of(self) -> int:
@@ -85,6 +82,16 @@ class Row:
         if self.stops and bool(cast(Stops, self.walk.jump).done(self.x)[0]):
             self.taken = len(self.points) - 1
         self.written = self.taken == len(self.points) - 1 and not self.walk.jump.final_pass
+
+
+def fetched(rows: Sequence[Row]) -> dict[Row, tuple[list[int], bool]]:
+    """The tokens of rows, and whether any of their logits were no numbers; the device is waited for once."""
+    if not rows:
+        return {}
+    flags = [[row.walk.shaper.bad, *row.flags] for row in rows]
+    texts = torch.cat([row.x for row in rows])
+    tokens, bad = texts.tolist(), iter(torch.stack([flag for some in flags for flag in some]).tolist())
+    return {row: (text, any(list(islice(bad, len(some))))) for row, text, some in zip(rows, tokens, flags, strict=True)}
 
 
 def times(rows: Sequence[Row], device: torch.device) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from tsdfm.errors import UserError
 from tsdfm.samples.lengths import TIMES
 from tsdfm.serve.jobs import Late, Place, Seen
-from tsdfm.serve.row import Row, groups
+from tsdfm.serve.row import Row, fetched, groups
 from tsdfm.serve.served import Served
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Worker:
             waiting.extend(still)
 
     def one_pass(self, served: Served, places: Sequence[Place]) -> float:
-        """A pass of all rows of a model; the seconds that its network took."""
+        """A pass of all rows of a model; the seconds in which its network was asked and waited for."""
         inside = 0.0
         for place in places:
             if place.row is None:
@@ -100,25 +100,31 @@ class Worker:
             began = time.perf_counter()
             self.guarded([rows[row] for row in some], partial(served.step, some, shape))
             inside += time.perf_counter() - began
+        began = time.perf_counter()
+        known = fetched([row for row, place in rows.items() if row.written or place.job.on_pass is not None])
+        inside += time.perf_counter() - began
         for row, place in rows.items():
-            self.guarded([place], partial(self.after, served, place, row))
+            self.guarded([place], partial(self.after, served, place, row, *known.get(row, (None, False))))
         return inside
 
     def begin(self, served: Served, place: Place) -> None:
         """A row for a place that has just come."""
         job, given = place.job, place.given(served.device)
-        place.row = served.row(place.number, job.ask.seed, job.steps, job.dials, job.ask.jump, job.ask.guide, given)
-        self.show(place, place.row)
+        place.row = row = served.row(
+            place.number, job.ask.seed, job.steps, job.dials, job.ask.jump, job.ask.guide, given
+        )
+        if job.on_pass is not None:
+            self.show(place, row, row.x[0].tolist())
 
-    def after(self, served: Served, place: Place, row: Row) -> None:
-        """What a pass has made is told; a finished row leaves."""
+    def after(self, served: Served, place: Place, row: Row, tokens: list[int] | None, bad: bool) -> None:
+        """What a pass has made is told; a finished row leaves. `tokens` are there of a row that is looked at."""
         job = place.job
-        if job.done.done():
+        if job.done.done() or tokens is None:
             return
-        self.show(place, row)
+        self.show(place, row, tokens)
         if not row.written:
             return
-        if row.bad():
+        if bad:
             raise RuntimeError(f"the model {served.name} gave logits that are not numbers: is the checkpoint sound?")
         passes, given = row.passes, place.given(served.device)
         if job.chosen and given is not None:
@@ -128,13 +134,12 @@ class Worker:
         with self.scheduler.changed:
             self.scheduler.tally.texts += 1
             self.scheduler.tally.tokens += row.x.numel()
-        job.finish(place.index, row.x[0].tolist(), passes)
+        job.finish(place.index, tokens, passes)
 
-    def show(self, place: Place, row: Row) -> None:
-        """Tell a watcher what has changed."""
+    def show(self, place: Place, row: Row, now: list[int]) -> None:
+        """Tell a watcher, if there is one, what has changed."""
         if place.job.on_pass is None:
             return
-        now: list[int] = row.x[0].tolist()
         before = row.shown or [-1] * len(now)
         changes = [(position, token) for position, token in enumerate(now) if token != before[position]]
         row.shown = now

@@ -111,6 +111,55 @@ class TokensSplits(TypedDict):
     valid: TokensSplit
 
 
+class Packed(TypedDict):
+    """How far a split of tokens is; a part says at which document it stops."""
+
+    shards: list[Shard]
+    after: list[Count]
+    dropped_tokens: Count
+    skipped_documents: Count
+    done: bool
+    stop: NotRequired[Count]
+
+
+class PartRecord(TypedDict):
+    """What a part of a stage notes of itself."""
+
+    key: str
+    done: NotRequired[bool]
+
+
+class TokensProgress(PartRecord):
+    """How far tokens, or a part of them, are."""
+
+    train: Packed
+    valid: Packed
+
+
+class CorpusFiles(TypedDict):
+    """A part's file of each split."""
+
+    train: CorpusFile
+    valid: CorpusFile
+
+
+class CorpusPart(PartRecord):
+    """What a part of a corpus holds."""
+
+    counts: dict[str, Count]
+    splits: CorpusFiles
+    inputs: dict[str, Sha256]
+
+
+class CorpusProgress(PartRecord):
+    """How far a corpus is: the place in each source, characters taken of it, counts; what is written of each split."""
+
+    places: list[list[Count]]
+    taken: list[Count]
+    counts: list[dict[str, Count]]
+    splits: dict[str, list[Any]]
+
+
 class TokenizerName(TypedDict):
     """Which tokenizer rows were made with."""
 

@@ -35,6 +35,7 @@ from tsdfm.machine import alive, machine, started
 from tsdfm.store.files import disk
 
 NAME = ".lock"
+PATIENCE = 5.0  # seconds after which a process says that it waits
 BEAT, SILENCE, LOOK = 15.0, 120.0, 0.5  # seconds between signs of life, without any of them, and between looks
 
 
@@ -126,13 +127,15 @@ def held(folder: Path, file: Path | None = None, *, wait: bool = False) -> Itera
     if known is not None and known.thread == threading.get_ident():
         yield known
         return
-    lock = None
+    lock, waited = None, 0.0
     while lock is None:
         try:
             lock = _take(folder, path)
         except InUse:
             if not wait:
                 raise
+            if (waited := waited + LOOK) == PATIENCE:
+                terminal.say(f"waiting for another process, which works on {folder}")
             time.sleep(LOOK)
     HOLDERS.add(lock)
     try:

@@ -93,21 +93,25 @@ def input_sha256(path: Path, known: Mapping[str, str] | None = None) -> str:
     """sha256 of a file; of an artifact folder, the sha256 of its manifest, which itself holds the hashes of the rest.
 
     A plain folder (a user's own texts) has no manifest: there it covers each file's relative name and content.
-    Hashes that are `known`, by path, are not computed again.
+    Hashes that are `known`, by spelled path, are not computed again.
     """
     known = known or {}
     if path.is_file():
-        return known.get(str(path)) or file_sha256(path)
+        return known.get(spelled(path)) or file_sha256(path)
     if (path / NAME).is_file():
         return file_sha256(path / NAME)
     if not path.is_dir():
         raise UserError(f"no file or folder at {path}")
     whole = hashlib.sha256()
     for file in sorted(p for p in path.rglob("*") if p.is_file()):
-        whole.update(
-            os.fsencode(file.relative_to(path).as_posix()) + f"\0{known.get(str(file)) or file_sha256(file)}\n".encode()
-        )
+        sha256 = known.get(spelled(file)) or file_sha256(file)
+        whole.update(os.fsencode(file.relative_to(path).as_posix()) + f"\0{sha256}\n".encode())
     return whole.hexdigest()
+
+
+def spelled(path: Path) -> str:
+    """A path as text: a name need not be UTF-8."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def versions() -> dict[str, str | None]:

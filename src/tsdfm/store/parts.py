@@ -3,7 +3,7 @@
     part = part_of("3/8")                      # the fourth of eight
     with mine(out, part):                      # no other process makes this part
         …                                      # the part's files, and last its record, OUT/part-00003-of-00008.json
-    join(out, part, make)                      # the part that finds all others done calls make(records)
+    join(out, part, Kind, make)                # the part that finds all others done calls make(records)
 
 What a part holds is a stretch of the whole: part 0 the beginning, part n − 1 the end. The whole is its parts one after
 another, and therefore the same whatever n was.
@@ -20,9 +20,9 @@ from typing import Any
 
 from tsdfm import terminal
 from tsdfm.errors import UserError
-from tsdfm.store.files import read_json
-from tsdfm.store.lock import Lock, held
+from tsdfm.store.lock import Lock, clear, held
 from tsdfm.store.manifest import NAME as MANIFEST
+from tsdfm.store.schema import read_record
 
 
 @dataclass(frozen=True)
@@ -80,13 +80,16 @@ def mine(out: Path, part: Part) -> Iterator[Lock]:
         yield lock
 
 
-def join(out: Path, part: Part, make: Callable[[list[dict[str, Any]]], None]) -> bool:
-    """If every part is done, call `make` with their records, in order; it writes the manifest. Is there one now?"""
+def join(out: Path, part: Part, kind: Any, make: Callable[[list[Any]], None]) -> bool:
+    """If every part is done, call `make` with their records, in order; it writes the manifest. Is there one now?
+
+    `kind` is the `TypedDict` of a record.
+    """
     with held(out, out / ".join.lock", wait=True):
         if (out / MANIFEST).is_file():
             return True
         paths = [out / Part(index, part.count).record for index in range(part.count)]
-        records = [read_json(path) for path in paths if path.is_file()]
+        records = [read_record(path, kind) for path in paths if path.is_file()]
         left = part.count - sum(bool(record.get("done")) for record in records)
         if left:
             terminal.say(f"part {part.index}/{part.count} is done; {left} of {part.count} are not yet: {out}")
@@ -96,6 +99,13 @@ def join(out: Path, part: Part, make: Callable[[list[dict[str, Any]]], None]) ->
                 f"the parts in {out} were made with different settings or texts: remove it, and start again"
             )
         make(records)
-        for path in paths:
-            path.unlink(missing_ok=True)
+        tidy(out)
     return True
+
+
+def tidy(out: Path) -> None:
+    """Remove the records of parts that are joined, and the locks of those that were killed before they could."""
+    for record in out.glob("part-*-of-*.json"):
+        record.unlink(missing_ok=True)
+    for file in out.glob(".*lock"):
+        clear(out, file)

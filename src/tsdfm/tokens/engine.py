@@ -8,10 +8,16 @@ from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
 from tsdfm.errors import UserError
-from tsdfm.store.files import read_json
+from tsdfm.store.files import read_json, read_text
 from tsdfm.store.schema import Count
-from tsdfm.tokens.bpe import byte_symbols
+from tsdfm.tokens.bpe import byte_symbols, pair
 from tsdfm.tokens.tokenizer import FILE, Tokenizer
+
+PAIRS = ("vocab.json", "merges.txt")
+QWEN_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""How Qwen2 cuts words: letters with one sign before them, single digits, runs of signs, line ends, other spaces."""
 
 
 class EngineTokenizer(Tokenizer):
@@ -84,8 +90,32 @@ class EngineFile(TypedDict):
 
 
 def engine_file(folder: Path) -> str:
-    """The text of the library's own `tokenizer.json` in a folder."""
-    path = folder / FILE
-    if not path.is_file():
-        raise UserError(f"no {FILE} in {folder}, which holds the tokenizer of such a model: fetch it too")
-    return json.dumps(read_json(path), ensure_ascii=False)
+    """The text of the library's own `tokenizer.json` in a folder, or one made of the two files of Qwen's pairs."""
+    if (folder / FILE).is_file():
+        return json.dumps(read_json(folder / FILE), ensure_ascii=False)
+    if all((folder / name).is_file() for name in PAIRS):
+        return qwen_file(folder)
+    raise UserError(f"no {FILE} in {folder}, nor {' and '.join(PAIRS)}: fetch the model's tokenizer too")
+
+
+def qwen_file(folder: Path) -> str:
+    """The tokenizer of Qwen2's files: words by its pattern, and the added tokens that `tokenizer_config.json` names."""
+    from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
+    from tokenizers import Tokenizer as Engine
+
+    vocab, path = read_json(folder / PAIRS[0]), folder / "tokenizer_config.json"
+    lines = read_text(folder / PAIRS[1]).split("\n")
+    merges = [pair(line) for line in lines if line and not line.startswith("#version")]
+    engine = Engine(models.BPE(vocab=vocab, merges=merges))
+    engine.normalizer = normalizers.NFC()
+    words = pre_tokenizers.Split(Regex(QWEN_WORDS), "isolated")
+    engine.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    engine.decoder = decoders.ByteLevel()
+    plain = json.loads(engine.to_str())
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    added = read_json(path).get("added_tokens_decoder", {}) if path.is_file() else {}
+    for i, about in sorted(added.items(), key=lambda item: int(item[0])):
+        known = {name: bool(about.get(name, usual)) for name, usual in flags.items()}
+        plain["added_tokens"].append({"id": int(i), "content": about["content"], **known})
+        plain["model"]["vocab"][about["content"]] = int(i)
+    return json.dumps(plain, ensure_ascii=False)

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from tsdfm.errors import UserError
 from tsdfm.store.manifest import NAME as MANIFEST
+from tsdfm.store.manifest import spelled
 
 MEGATRON_MAGIC = b"MMIDIDX\x00\x00"
 MEGATRON_HEAD = struct.Struct("<9sQBQQ")
@@ -51,7 +52,7 @@ def find_streams(place: Path, vocab_size: int) -> list[Stream]:
             raise UserError(f"{place} is a folder that `tokens` made: give it to a training as --tokens")
         inside = [path for path in place.rglob("*") if not any(p[0] == "." for p in path.relative_to(place).parts)]
     else:
-        inside = [place] if place.is_file() else [*place.parent.glob(place.name)] if place.name else []
+        inside = [place] if place.is_file() else _matching(place)
     files = sorted(path for path in inside if path.suffix in (".ds", ".bin") and path.is_file())
     if not files:
         raise UserError(f"no token shards at {place}: give a .ds or .bin file, a folder of them, or a pattern")
@@ -67,9 +68,19 @@ def find_streams(place: Path, vocab_size: int) -> list[Stream]:
     return streams
 
 
+def _matching(pattern: Path) -> list[Path]:
+    """The files of a folder whose names match a pattern; none if it is no pattern."""
+    try:
+        return [*pattern.parent.glob(pattern.name)]
+    except (ValueError, NotImplementedError, OSError):
+        return []
+
+
 def read_stream(path: Path, vocab_size: int) -> Stream:
     """The tokens of one file, by its name's ending and its first bytes."""
     try:
+        if spelled(path) != str(path):
+            raise UserError(f"the name of {spelled(path)} is not UTF-8, and cannot be noted: rename it")
         if path.suffix == ".ds":
             return _datatrove(path, vocab_size)
         if path.with_suffix(".idx").is_file():

@@ -20,8 +20,10 @@ from numpy.typing import NDArray
 from tsdfm.errors import UserError
 from tsdfm.store.files import write_json
 from tsdfm.store.hashes import SPLITS, stored
+from tsdfm.store.kinds import TokensProgress
 from tsdfm.store.parts import Part, join, mine
-from tsdfm.tokens.run import clear, dtype_of, finish, make_shards, rows_in, why_empty
+from tsdfm.tokens.pack import clear, dtype_of, make_shards, rows_in
+from tsdfm.tokens.run import finish, why_empty
 from tsdfm.tokens.settings import TokensSettings
 from tsdfm.tokens.tokenizer import Tokenizer, load_tokenizer
 
@@ -31,7 +33,7 @@ def run_part(settings: TokensSettings, key: str, part: Part) -> bool:
     with mine(settings.out, part):
         _, progress = make_shards(settings, key, part)
         write_json(settings.out / part.record, {**progress, "done": True})
-    return join(settings.out, part, partial(_join, settings, key))
+    return join(settings.out, part, TokensProgress, partial(_join, settings, key))
 
 
 def _join(settings: TokensSettings, key: str, records: list[dict[str, Any]]) -> None:

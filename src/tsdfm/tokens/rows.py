@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tsdfm.errors import UserError
+from tsdfm.machine import allow_files
 from tsdfm.store.files import MEND, file_sha256
 from tsdfm.store.hashes import SPLITS, stored
 from tsdfm.store.manifest import read_manifest
@@ -53,7 +54,9 @@ class TokenRows:
         self.dtype = np.dtype(manifest["dtype"]).newbyteorder("<")
         self._records: list[dict[str, Any]] = about["shards"]
         self._width = self.length + self.prompted  # after its tokens, a row says how many of them are given
+        allow_files(len(self._records))  # a memory map holds its file open
         self._shards = [self._open(record) for record in self._records if stored(record, self._width)]
+        self._windows = [_windows(shard, self._width) for shard in self._shards]
         self._starts = np.cumsum([0] + [len(shard) for shard in self._shards])  # of each, among all tokens
         found = int(self._starts[-1]) // self._width
         if found != self.rows:
@@ -106,8 +109,7 @@ class TokenRows:
         across = first + width > self._starts[shard_of + 1]
         for shard in np.unique(shard_of[~across]):
             here = (shard_of == shard) & ~across
-            windows = np.lib.stride_tricks.sliding_window_view(self._shards[shard], width)
-            out[here] = windows[first[here] - self._starts[shard]]
+            out[here] = self._windows[shard][first[here] - self._starts[shard]]
         for row in np.flatnonzero(across):
             out[row] = self._stretch(int(first[row]), int(shard_of[row]))
         self._known(out[:, : self.length])
@@ -150,6 +152,13 @@ class TokenRows:
         for record in self._records:
             if file_sha256(self.folder / record["file"]) != record["sha256"]:
                 raise UserError(f"{self.folder / record['file']} was changed after it was made: make the tokens again")
+
+
+def _windows(shard: NDArray[Any], width: int) -> NDArray[Any]:
+    """Every stretch [n, width] of a shard's tokens, a view: picking rows of it copies them in one call."""
+    if len(shard) < width:
+        return shard[:0].reshape(0, width)
+    return np.lib.stride_tricks.sliding_window_view(shard, width)
 
 
 def valid_rows(tokens: Path) -> TokenRows | None:

@@ -4,21 +4,13 @@ OUT/tokenizer/tokenizer.json     the tokenizer
 OUT/train-00000.bin, …           raw little-endian uint16 or uint32, `length` tokens a row; with layout prompt, one more
                                  number: how many tokens at the front are given
 OUT/manifest.json                written last: a folder that has one is complete
-OUT/progress.json                while it runs: the finished shards, and the place in the corpus after each
-
-A shard is written beside its final name, synced and renamed before it is recorded. Killed at any moment, the next run
-with the same settings keeps the recorded shards and goes on behind the last of them.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
-import math
-import os
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,26 +18,21 @@ from typing import Any
 import numpy as np
 
 from tsdfm import terminal
-from tsdfm.corpus.files import Document
-from tsdfm.corpus.progress import TextProgress
 from tsdfm.corpus.split import SPLITS
-from tsdfm.corpus.store import count_documents, read_documents, split_files
+from tsdfm.corpus.store import count_documents, read_documents
 from tsdfm.errors import UserError
-from tsdfm.machine import check_memory
 from tsdfm.settings import to_dict
 from tsdfm.store import lock
-from tsdfm.store.files import disk, file_sha256, read_json, sweep, sync_folder, write_json
-from tsdfm.store.hashes import MEMORY, Known, check_inputs, check_sizes, listed, remember, stored, wrong_size
+from tsdfm.store.files import sweep
+from tsdfm.store.hashes import check_sizes, listed
 from tsdfm.store.kinds import Input
 from tsdfm.store.manifest import NAME, input_sha256, read_manifest, write_manifest
-from tsdfm.store.parts import Part, part_of
-from tsdfm.tokens.bpe import gpt2, train_bpe
-from tsdfm.tokens.encode import encode_in_order
-from tsdfm.tokens.layout import Encoded, Piece, Place, lay_out
+from tsdfm.store.parts import part_of, tidy
+from tsdfm.tokens.choose import files_of
+from tsdfm.tokens.pack import PROGRESS, clear, dtype_of, make_shards, rows_in
 from tsdfm.tokens.settings import TokensSettings
-from tsdfm.tokens.tokenizer import ByteTokenizer, Tokenizer, is_ours, load_tokenizer
+from tsdfm.tokens.tokenizer import Tokenizer
 
-PROGRESS = "progress.json"
 FORMAT = 1  # of the shards; a change makes old and new runs different things
 
 
@@ -58,7 +45,6 @@ def run(settings: TokensSettings) -> Path:
     key, part = _key(settings), part_of(settings.part)
     if finished(settings.out, key):
         _tidy(settings.out)
-        lock.clear(settings.out)
         return _tell(settings.out, " (there already)")
     if part is not None:
         from tsdfm.tokens.parts import run_part
@@ -73,81 +59,6 @@ def run(settings: TokensSettings) -> Path:
             raise UserError(why_empty(settings, progress["train"]))
         finish(settings, key, tokenizer, progress)
     return _tell(settings.out)
-
-
-def make_shards(settings: TokensSettings, key: str, part: Part | None = None) -> tuple[Tokenizer, dict[str, Any]]:
-    """Begin, or go on, until all shards are there: of the whole corpus, or of a part's documents."""
-    out = settings.out
-    fresh = not (out / record_of(part)).is_file()
-    progress = _open_progress(settings, key, part)
-    try:
-        _check_corpus(settings, progress, part)
-        with lock.held(out, out / ".tokenizer.lock", wait=True):  # the first of several parts makes it for all
-            tokenizer = _tokenizer(settings)
-    except UserError:
-        if fresh:  # nothing was begun: the mended command shall find the way clear
-            clear(out, progress, part)
-        raise
-    dtype = dtype_of(tokenizer)
-    _check_room(settings, dtype)
-    _check_shards(out, progress, settings.length + (settings.layout == "prompt"), dtype.itemsize)
-    for split in SPLITS:
-        _pack(settings, split, tokenizer, progress, part)
-    return tokenizer, progress
-
-
-def record_of(part: Part | None) -> str:
-    """The file in which it is noted how far a run is."""
-    return PROGRESS if part is None else part.record
-
-
-def dtype_of(tokenizer: Tokenizer) -> np.dtype[Any]:
-    """The type of a token on disk."""
-    return np.dtype("<u2") if tokenizer.vocab_size < 2**16 else np.dtype("<u4")
-
-
-def _check_corpus(settings: TokensSettings, progress: dict[str, Any], part: Part | None) -> None:
-    """Refuse a corpus that is not what it was when it was made; a part looks at the files that it reads."""
-    inputs = {"corpus": settings.text}
-    if part is None:
-        remember(settings.out, check_inputs(inputs, settings.out))
-        return
-    stops = {split: progress[split]["stop"] for split in SPLITS}
-    files = [(split, file) for split in SPLITS for file in split_files(settings.text, split)]
-    reads = [
-        file.path.name
-        for split, file in files
-        if file.before < stops[split] and file.after > progress[split]["after"][0]
-    ]
-    check_inputs(inputs, settings.out, reads)
-
-
-def _check_room(settings: TokensSettings, dtype: np.dtype[Any]) -> None:
-    """Refuse shards larger than memory: one is held at a time, or all text where it is less."""
-    text = sum(about["characters"] + about["documents"] for about in read_manifest(settings.text)["splits"].values())
-    held = min(settings.shard_rows * settings.length, 4 * text)
-    check_memory(2 * held * dtype.itemsize, f"a shard of {settings.shard_rows:,} rows", "lower shard_rows or length")
-
-
-def _check_shards(out: Path, progress: dict[str, Any], columns: int, size: int) -> None:
-    """Refuse to go on behind shards that are not what they were when they were written."""
-    for shard in (shard for split in SPLITS for shard in progress[split]["shards"]):
-        path = out / shard["file"]
-        known = Known(shard["sha256"], stored(shard, columns) * size)
-        problem = wrong_size(path, known)
-        if problem is None and file_sha256(path) != known.sha256:
-            problem = "was changed after it was written (sha256 differs)"
-        if problem:
-            raise UserError(f"{path} {problem}: restore it from a copy, or remove {out} and run the same command again")
-
-
-def clear(out: Path, progress: dict[str, Any], part: Part | None = None) -> None:
-    """Remove what this stage has made, or what one part has, and nothing else."""
-    if part is None:
-        shutil.rmtree(out / "tokenizer", ignore_errors=True)
-    names = [shard["file"] for split in SPLITS for shard in progress[split]["shards"]]
-    for name in (*names, record_of(part), *([MEMORY] if part is None else [])):
-        (out / name).unlink(missing_ok=True)
 
 
 def _tell(out: Path, more: str = "") -> Path:
@@ -171,22 +82,9 @@ def _key(settings: TokensSettings) -> str:
     for name in ("corpus", "out", "workers", "tokenizer_files", "part", "shards", "valid_shards"):
         plain.pop(name)
     texts = {split: about["sha256"] for split, about in read_manifest(settings.text)["splits"].items()}
-    files = input_sha256(place) if (place := _files(settings)) is not None else None
+    files = input_sha256(place) if (place := files_of(settings)) is not None else None
     whole = json.dumps([FORMAT, plain, texts, files], sort_keys=True)
     return hashlib.sha256(whole.encode()).hexdigest()
-
-
-def _files(settings: TokensSettings) -> Path | None:
-    """Where the tokenizer's files are; `tsdfm-small` means the tokenizer of the models of that name."""
-    from tsdfm.store.bundle import find_shipped, unshipped  # loads torch
-
-    place = settings.tokenizer_files
-    shipped = None if place is None else find_shipped(place)
-    if shipped and shipped[1]:
-        shipped[0].member(shipped[1])  # says so if there is none of that name
-    if place is not None and not shipped and not place.exists():
-        raise UserError(f"no tokenizer at {place}{unshipped(place)}: give a folder that the tokens stage made")
-    return shipped[0].folder / "tokenizer" if shipped else place
 
 
 def finished(out: Path, key: str) -> bool:
@@ -198,154 +96,6 @@ def finished(out: Path, key: str) -> bool:
         check_sizes(out, listed(out))
         return True
     raise UserError(f"{out} already holds something made with other settings or texts: remove it or give another --out")
-
-
-def _open_progress(settings: TokensSettings, key: str, part: Part | None) -> dict[str, Any]:
-    """The record of an earlier run that was cut off, or a new one."""
-    out = settings.out
-    path = out / record_of(part)
-    if path.is_file():
-        found = read_json(path)
-        if found.get("key") == key:
-            return found
-        raise UserError(f"{out} holds an unfinished run with other settings or texts: remove it or give another --out")
-    own = (".",) if part is None else (".", "tokenizer", "part-", *(f"{split}-" for split in SPLITS))
-    if out.exists() and (not out.is_dir() or any(not p.name.startswith(own) for p in out.iterdir())):
-        raise UserError(f"{out} is in the way: it is not a tokens folder; remove it or give another --out")
-    fresh: dict[str, Any] = {"key": key}
-    for split in SPLITS:
-        fresh[split] = {"shards": [], "after": [0, 0], "dropped_tokens": 0, "skipped_documents": 0, "done": False}
-        if part is not None:
-            stretch = part.of(count_documents(settings.text, split))
-            fresh[split] |= {"after": [stretch.start, 0], "stop": stretch.stop}
-    write_json(path, fresh)
-    return fresh
-
-
-def _tokenizer(settings: TokensSettings) -> Tokenizer:
-    """The tokenizer of this folder, made once: a run that goes on after a kill takes the saved one."""
-    home = settings.out / "tokenizer"
-    if home.is_dir() and any(home.glob("*.json")):
-        return load_tokenizer(home)
-    made = given_tokenizer(settings) or train_bpe(_training_texts(settings), settings.vocab_size)
-    made.save(home)
-    return made
-
-
-def given_tokenizer(settings: TokensSettings) -> Tokenizer | None:
-    """The tokenizer that the settings name; none where it is to be trained."""
-    if settings.tokenizer == "byte":
-        return ByteTokenizer()
-    if (place := _files(settings)) is not None and (settings.tokenizer == "bpe" or is_ours(place)):
-        return load_tokenizer(place)
-    return gpt2(place) if settings.tokenizer == "gpt2" else None
-
-
-def _training_texts(settings: TokensSettings) -> Iterator[str]:
-    """Every n-th training document and its prompt, so that the BPE sees all of a corpus and not only its beginning."""
-    total = count_documents(settings.text, "train")
-    stride = max(1, math.ceil(total / settings.train_documents))
-    with TextProgress("learning the vocabulary", total) as progress:
-        for document in read_documents(settings.text, "train", step=stride):
-            progress.advance(stride, len(document.text))
-            yield _front(document) + document.text
-
-
-def _pack(
-    settings: TokensSettings, split: str, tokenizer: Tokenizer, progress: dict[str, Any], part: Part | None
-) -> None:
-    """Write the shards of one split that are not there yet, recording each as it is finished."""
-    state, dtype, record = progress[split], dtype_of(tokenizer), settings.out / record_of(part)
-    if state["done"]:
-        return
-    start, stop = Place(*state["after"]), state.get("stop", math.inf)
-    with TextProgress(f"tokens, {split}", count_documents(settings.text, split)) as bar:
-        bar.documents = start.document
-
-        for piece in lay_out(
-            _encoded(settings, split, start, stop, tokenizer, dtype, bar),
-            start,
-            layout=settings.layout,
-            length=settings.length,
-            shard_rows=settings.shard_rows,
-            end_of_text=tokenizer.end_of_text,
-        ):
-            if part is not None:  # the next part's documents follow: nothing is dropped
-                piece = replace(piece, dropped_tokens=0)
-            elif piece.rest is not None:
-                piece = replace(piece, rest=None)
-            if len(piece.rows) or (piece.rest is not None and len(piece.rest)):
-                name = f"{split}-{'' if part is None else part.name + '-'}{len(state['shards']):05d}.bin"
-                prompts = settings.layout == "prompt"
-                state["shards"].append(_write_shard(settings.out / name, piece, tokenizer, dtype, prompts))
-            state["after"] = list(piece.after)
-            state["dropped_tokens"] += piece.dropped_tokens
-            state["skipped_documents"] += piece.skipped_documents
-            write_json(record, progress)
-    state["done"] = True
-    write_json(record, progress)
-
-
-def _encoded(
-    settings: TokensSettings,
-    split: str,
-    start: Place,
-    stop: float,
-    tokenizer: Tokenizer,
-    dtype: np.dtype[Any],
-    bar: TextProgress,
-) -> Iterator[Encoded]:
-    """The documents of a split from a place on as ids, with their prompts where the layout asks for them."""
-    prompts = settings.layout == "prompt"
-    documents = read_documents(settings.text, split, start.document, stop)
-    parts = ((_front(document), document.text) if prompts else (document.text,) for document in documents)
-    texts = itertools.chain.from_iterable(parts)
-    found = encode_in_order(texts, tokenizer, dtype, settings.workers)
-    for characters, ids in found:
-        prompt = None
-        if prompts:
-            prompt, (characters, ids) = ids[:-1], next(found)
-        bar.advance(1, characters)
-        yield Encoded(ids, prompt)
-
-
-def _front(document: Document) -> str:
-    """A document's prompt as it stands before its text: a newline, which is given too, ends it."""
-    return f"{document.prompt}\n" if document.prompt else ""
-
-
-def _write_shard(path: Path, piece: Piece, tokenizer: Tokenizer, dtype: np.dtype[Any], prompts: bool) -> dict[str, Any]:
-    """Write one shard so that it is there whole or not at all; returns its record."""
-    whole = np.column_stack([piece.rows, piece.given]) if prompts and piece.given is not None else piece.rows
-    tokens = piece.rows.reshape(-1)
-    stored = np.ascontiguousarray(whole, dtype=dtype).reshape(-1)
-    if piece.rest is not None:
-        tokens = stored = np.concatenate([stored, piece.rest.astype(dtype)])
-    half = path.with_suffix(".part")
-    with disk(path):
-        try:
-            with half.open("wb") as file:
-                file.write(stored.data)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError:
-            half.unlink(missing_ok=True)
-            raise
-        half.replace(path)
-        sync_folder(path.parent)
-    counts = np.bincount(tokens, minlength=tokenizer.vocab_size)
-    about = {
-        "file": path.name,
-        "rows": len(piece.rows),
-        "characters": int(counts @ tokenizer.characters),
-        "sha256": hashlib.sha256(stored.data).hexdigest(),
-    }
-    return about if piece.rest is None else {**about, "tokens": len(tokens)}
-
-
-def rows_in(state: dict[str, Any]) -> int:
-    """The whole rows of the shards of a split."""
-    return sum(shard["rows"] for shard in state["shards"])
 
 
 def why_empty(settings: TokensSettings, state: dict[str, Any]) -> str:
@@ -406,3 +156,4 @@ def _tidy(out: Path) -> None:
     if (out / PROGRESS).is_file():
         (out / PROGRESS).unlink(missing_ok=True)
     sweep(out)
+    tidy(out)

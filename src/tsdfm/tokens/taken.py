@@ -21,9 +21,10 @@ from tsdfm.errors import UserError
 from tsdfm.store.hashes import SPLITS
 from tsdfm.store.kinds import Input
 from tsdfm.store.lock import held
+from tsdfm.tokens.choose import given_tokenizer
 from tsdfm.tokens.formats import Stream, find_streams
 from tsdfm.tokens.parts import joined
-from tsdfm.tokens.run import finish, finished, given_tokenizer, why_empty
+from tsdfm.tokens.run import finish, finished, why_empty
 from tsdfm.tokens.settings import TokensSettings
 from tsdfm.tokens.tokenizer import Tokenizer
 
@@ -106,7 +107,7 @@ def _record(stream: Stream, length: int, tokenizer: Tokenizer, bar: TextProgress
                 f"has {tokenizer.vocab_size}: give the tokenizer that the shards were made with"
             )
         whole.update(here.data)
-        counts += np.bincount(here.astype(np.int64), minlength=tokenizer.vocab_size)
+        counts += tokenizer.count(here)
     characters = int(counts @ tokenizer.characters)
     bar.advance(1, characters)
     return {

@@ -25,6 +25,7 @@ FILE = "tokenizer.json"
 UNKNOWN = "\N{REPLACEMENT CHARACTER}".encode()  # what an id outside the vocabulary ([MASK], say) decodes to
 
 
+COUNTED = 1 << 20  # ids that are counted at a time
 SEPARATORS = "\x1c\x1d\x1e\x1f"  # white space to Python, and not to GPT-2's way of cutting words
 
 
@@ -115,6 +116,13 @@ class Tokenizer(abc.ABC):
         A character belongs to the token that holds its first byte, so a row cut inside one still counts whole numbers.
         """
         return np.array([sum(byte & 0xC0 != 0x80 for byte in piece) for piece in self.pieces], dtype=np.int64)
+
+    def count(self, ids: NDArray[Any]) -> NDArray[np.int64]:
+        """How often each token occurs [V] among ids [n], in little memory."""
+        counts = np.zeros(self.vocab_size, dtype=np.int64)
+        for first in range(0, len(ids), COUNTED):
+            counts += np.bincount(ids[first : first + COUNTED].astype(np.int64), minlength=self.vocab_size)
+        return counts
 
     @functools.cached_property
     def fingerprint(self) -> str:
