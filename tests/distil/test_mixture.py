@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from tsdfm.distil.floor import FromData
 from tsdfm.distil.mixture import Anywhere, Goal, MixtureTask, OneStep
 from tsdfm.distil.parts import Parts, States
+from tsdfm.distil.start import LATENT, start_from
 from tsdfm.distil.teachers import Average
 from tsdfm.engine.distributed import Processes
 from tsdfm.engine.learner import Learner
@@ -23,6 +24,7 @@ from tsdfm.engine.task import Context
 from tsdfm.flow import RowNoise, solve
 from tsdfm.flow.logits import posterior_from_others
 from tsdfm.methods.di4c import Di4CLoop, Di4COptim, Di4CSettings
+from tsdfm.nn.ddit import LATENT_SCALE
 from tsdfm.nn.velocity import Velocity, VelocitySpec
 from tsdfm.samples.quick import Pass
 from tsdfm.tokens.loader import Batch, HostBatch
@@ -216,3 +218,19 @@ def test_it_writes_tokens_that_go_together_in_one_pass() -> None:
     before, after = valid(plain, net), valid(spec, learner.ema.module.eval())
     assert before < 0.25
     assert after > max(0.3, 2 * before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_student_that_is_told_a_number_begins_near_its_teacher(kind: str) -> None:
+    """Each λ moves the answers a little, no two alike; on the whole they are the teacher's."""
+    plain = spec_of(length=4, vocab=5, step_size=False, **KINDS[kind])
+    spec, teacher = replace(plain, latent=True), stirred(plain, 1)
+    torch.manual_seed(0)
+    student = spec.network().double().eval()
+    start_from(student, teacher.state_dict(), spec, step_size=False, fit=True, where="here")
+    assert student.latent is not None
+    many = student.latent(LATENT_SCALE * (torch.arange(256, dtype=torch.float64) + 0.5) / 256)
+    size = teacher.embedding.weight.square().mean().sqrt()
+    assert many.mean(0).abs().max() < 1e-9
+    assert float(many.square().mean().sqrt() / size) == pytest.approx(LATENT)
+    assert (many[0] - many[128]).square().mean().sqrt() > 0.1 * LATENT * size

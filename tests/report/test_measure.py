@@ -30,9 +30,10 @@ from tsdfm.report.measure import run
 from tsdfm.report.rows import Row, marked
 from tsdfm.report.runs import run_at
 from tsdfm.report.settings import MeasureSettings
-from tsdfm.report.summary import closing
+from tsdfm.report.summary import closing, read_rows
 from tsdfm.samples.guide import Guide
 from tsdfm.samples.model import TextModel
+from tsdfm.store.files import write_json
 from tsdfm.tokens.rows import TokenRows
 
 SMALL = MeasureSettings(steps=(2, 3), teacher_steps=(2,), samples=6, seed=5, device="cpu")
@@ -299,3 +300,9 @@ def test_an_error_of_one_process_ends_all(report_home: Path, tmp_path: Path) -> 
     assert "process 1: " in child.said()
     assert "tsdfm: another process stopped with an error: see its message" in child.said()
     assert not (tmp_path / "out" / "metrics.json").exists()
+
+
+def test_measured_passes_may_be_a_mean(tmp_path: Path) -> None:
+    row = {"method": "dream", "source": "mask", "steps": 8, "nfe": 7.96, "samples": 2, "entropy_bits": 4.0}
+    write_json(tmp_path / "metrics.json", [row])
+    assert read_rows(tmp_path)[0].nfe == 7.96

@@ -3,6 +3,7 @@
 A teacher knows nothing of step sizes. Its weights are copied, and those of the step-size conditioning are new: random,
 as FS-DFM has them, or fitted so that every fuser, before its SiLU, gives back the teacher's own time embedding of what
 it is told: t, σ, or always 0. The student then begins as its teacher, whatever h is, instead of having to learn that.
+So does one that is told a latent number λ: its embedding of λ begins small beside those of the tokens, with mean 0.
 """
 
 from __future__ import annotations
@@ -13,19 +14,17 @@ from torch import Tensor, nn
 from tsdfm.distil.settings import LEVELS
 from tsdfm.distil.times import GRID
 from tsdfm.errors import UserError
-from tsdfm.nn.ddit import DDiT
+from tsdfm.nn.ddit import LATENT_SCALE, DDiT
 from tsdfm.nn.velocity import VelocitySpec
 
 RIDGE = 1e-6
+LATENT = 0.3  # size of a new λ's embedding beside a token's: of one as large as a network draws it, tokens are drowned
 
 
 def start_from(
     student: DDiT, weights: dict[str, Tensor], spec: VelocitySpec, *, step_size: bool, fit: bool, where: str
 ) -> None:
-    """Fill a student of `spec` with the weights of a teacher, or of a student where `step_size`.
-
-    The embedding of a latent number that only the student is told stays as it is.
-    """
+    """Fill a student of `spec` with the weights of a teacher, or of a student where `step_size`."""
     mine = student.state_dict()
     told_h = {name for name in mine if is_new(name)}
     latent = {name for name in mine if name.startswith("latent.")} - set(weights)
@@ -34,6 +33,8 @@ def start_from(
     student.load_state_dict(weights, strict=step_size and not latent)
     if fit and student.step_size and not step_size:
         fit_step_size(student, spec)
+    if latent:
+        shrink_latent(student)
 
 
 def step_size_weights(weights: dict[str, Tensor], student: DDiT, where: str) -> dict[str, Tensor]:
@@ -48,6 +49,22 @@ def step_size_weights(weights: dict[str, Tensor], student: DDiT, where: str) -> 
 def is_new(name: str) -> bool:
     """Does this weight belong to the step-size conditioning, which a teacher does not have?"""
     return any(part in ("step", "join", "fuser") for part in name.split("."))
+
+
+@torch.no_grad()
+def shrink_latent(student: DDiT) -> None:
+    """Scale and shift the embedding e(λ) [D] of a latent number, new in this student, over λ ∈ (0, 1):
+
+    E e(λ) = 0,     E |e(λ)|² = LATENT² · mean |token's embedding|²
+    """
+    assert student.latent is not None
+    last = student.latent.mlp[-1]
+    assert isinstance(last, nn.Linear)
+    table = student.embedding.weight
+    e = student.latent(LATENT_SCALE * (torch.arange(256, device=table.device, dtype=table.dtype) + 0.5) / 256)
+    by = LATENT * table.square().mean().sqrt() / (e - e.mean(0)).square().mean().sqrt()
+    last.weight.mul_(by)
+    last.bias.sub_(e.mean(0)).mul_(by)
 
 
 @torch.no_grad()

@@ -146,7 +146,7 @@ class RowFile(TypedDict, total=False):
     method: Required[str]
     source: str | None
     steps: Count | None
-    nfe: Count | None
+    nfe: int | float | None
     compass_calls: int | float | None
     guide: str | None
     samples: Count | None
