@@ -103,8 +103,6 @@ share = 0.5
 steps = 2
 batch = 4
 [students.one]
-[students.two]
-init_from = "one"
 """
 
 
@@ -114,10 +112,10 @@ def test_jobs_train_the_same_models_as_one_process(tmp_path: Path) -> None:
     for jobs, where in ((1, "plain"), (2, "jobs")):
         out = tmp_path / where
         run(PipelineSettings(recipe=str(tmp_path / "tiny.toml"), out=out, jobs=jobs))
-        for name in ("teacher", "one", "two"):
+        for name in ("teacher", "one"):
             found = json.loads((out / f"{name}-uniform" / "manifest.json").read_text())
             weights[where, name] = found["files"]["model.safetensors"]["sha256"]
-    for name in ("teacher", "one", "two"):
+    for name in ("teacher", "one"):
         assert weights["plain", name] == weights["jobs", name]
     assert "one, uniform source" in (tmp_path / "jobs" / "logs" / "one-uniform.log").read_text()
     with pytest.raises(UserError, match="did you mean 'one-uniform'"):
