@@ -10,10 +10,12 @@ from training import student_settings
 from tsdfm.distil.settings import NavigateSettings, StudentSettings
 from tsdfm.engine.settings import OptimSettings
 from tsdfm.errors import UserError
+from tsdfm.methods import method as method_named
 from tsdfm.methods.fs_dfm import FSDFMSettings
 from tsdfm.methods.ts_dfm import TSDFMSettings
 from tsdfm.pipeline.done import is_finished
 from tsdfm.settings import defaults, to_dict
+from tsdfm.store.manifest import input_sha256
 
 
 def settings(out: Path, **more: Any) -> StudentSettings:
@@ -69,3 +71,22 @@ def test_defaults_leave_out_what_has_none() -> None:
     assert not {"tokens", "init_from", "out"} & made.keys()
     assert made["navigate"] == to_dict(NavigateSettings())
     assert made["optim"]["lr"] == 1e-5 != to_dict(OptimSettings())["lr"]  # the student's own
+
+
+@pytest.mark.parametrize("name", ["idlm", "di4c", "t3d"])
+def test_a_teacher_that_is_what_a_student_starts_from_is_the_same_one(tmp_path: Path, name: str) -> None:
+    """Its settings name none, its manifest does."""
+    method, start, out = method_named(name), tmp_path / "start", tmp_path / "out"
+    for folder in (start, out):
+        folder.mkdir()
+    (start / "manifest.json").write_text(json.dumps({"stage": "x", "finished": True, "settings": {}, "inputs": {}}))
+    made = method.settings(tokens=start, init_from=start, out=out)
+    inputs = {key: {"path": str(start), "sha256": input_sha256(start)} for key in ("init_from", "tokens", "teacher")}
+    model = {"schedule": "poly:1", "source": "mask", "method": name}
+    about = {"stage": "x", "finished": True, "settings": to_dict(made), "inputs": inputs, "model": model}
+    (out / "manifest.json").write_text(json.dumps(about))
+    assert is_finished(made, name)
+    inputs["teacher"]["sha256"] = "0" * 64
+    (out / "manifest.json").write_text(json.dumps(about))
+    with pytest.raises(UserError, match="was made from other teacher"):
+        is_finished(made, name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 
 from tsdfm import terminal
 from tsdfm.errors import UserError
-from tsdfm.methods import method_of
+from tsdfm.methods import DistilMethod, method_of
 from tsdfm.settings import defaults, flags_of, flat, merge, path_settings, to_dict
 from tsdfm.store.lock import clear
 from tsdfm.store.manifest import NAME as MANIFEST
@@ -51,19 +51,20 @@ def is_finished(settings: Any, method: str | None = None) -> bool:
                 f"{settings.out} holds a finished run of other settings: {name} was {then.get(name)} and is now "
                 f"{now.get(name)}; use what it was, remove the run or give another --out"
             )
+    own = made_by.inputs(settings) if isinstance(made_by, DistilMethod) else {}  # a teacher may be what it starts from
     for name, made_from in found.get("inputs", {}).items():
-        path = input_path(settings, name)
+        path = input_path(settings, name, own)
         if path is None or input_sha256(path) != made_from["sha256"]:
             raise UserError(f"{settings.out} was made from other {name}: remove it or give another --out")
     return True
 
 
-def input_path(settings: Any, name: str) -> Path | None:
-    """Where a stage's settings have one of its inputs, if they still have it."""
+def input_path(settings: Any, name: str, own: Mapping[str, Path]) -> Path | None:
+    """Where a stage's settings have one of its inputs, or its method, of its `own`; none if they no longer have it."""
     from tsdfm.store.bundle import on_disk
 
     place = next((each for each, *_ in flags_of(type(settings)) if each.rpartition(".")[2] == name), None)
-    found: Path | None = None if place is None else attrgetter(place)(settings)
+    found: Path | None = (None if place is None else attrgetter(place)(settings)) or own.get(name)
     start = settings.START if name == "init_from" else None
     return found if found is None else on_disk(found, name, start)
 
