@@ -30,7 +30,7 @@ demo: setup
 	$(BIN)/tsdfm pipeline tiny_cpu --out runs/demo
 
 test: dev
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 fuzz: dev  # other examples each time; a failure is repeated by the seed it was found with
 	@echo "make fuzz SEED=$(SEED)"
