@@ -26,7 +26,7 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -385,15 +385,20 @@ def parse_toml(text: str) -> dict[str, Any]:
     """The values of TOML; a ValueError of a few words for all that is none, or could be used for nothing."""
     if LONG_NAME.search(text):  # the parser would take minutes
         raise ValueError(TOO_DEEP)
+    value: dict[str, Any] = no_deeper(parsed(tomllib.loads, text, tomllib.TOMLDecodeError))
+    return value
+
+
+def parsed(loads: Callable[[str], Any], text: str, wrong: type[ValueError]) -> Any:
+    """What a parser, which raises `wrong`, makes of a text; a ValueError of a few words for what is too much for it."""
     try:
-        value = tomllib.loads(text)
+        return loads(text)
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
-    except tomllib.TOMLDecodeError:
+    except wrong:
         raise
     except ValueError:  # of Python's, for whole numbers of thousands of digits
         raise ValueError("a number in it has thousands of digits") from None
-    return no_deeper(value)
 
 
 def _groups(cls: type, prefix: str = "", title: str = "") -> Iterator[tuple[str, list[tuple[str, Any, Any, str]]]]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from tsdfm.errors import UserError
 from tsdfm.machine import alive, machine
-from tsdfm.settings import DEEPEST, TOO_DEEP, no_deeper
+from tsdfm.settings import DEEPEST, no_deeper, parsed
 
 FULL = {errno.ENOSPC, errno.EDQUOT}
 
@@ -111,14 +111,7 @@ def read_any_json(path: str | Path, mend: str = MEND) -> Any:
 
 def parse_json(text: str) -> Any:
     """The value of JSON; a ValueError of a few words for all that is none, or could be used for nothing."""
-    try:
-        value = json.loads(text)
-    except RecursionError:
-        raise ValueError(TOO_DEEP) from None
-    except json.JSONDecodeError:
-        raise
-    except ValueError:  # of Python's, for whole numbers of thousands of digits
-        raise ValueError("a number in it has thousands of digits") from None
+    value = parsed(json.loads, text, json.JSONDecodeError)
     return no_deeper(value) if text.count("[") + text.count("{") > DEEPEST else value
 
 

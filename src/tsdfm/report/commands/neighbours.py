@@ -14,16 +14,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tsdfm.charts import Axis, Chart, Point, Series, figure
+from tsdfm.charts import figure
 from tsdfm.errors import UserError
 from tsdfm.metrics.mauve import FEWEST, mauve
 from tsdfm.report.bench import held_out
 from tsdfm.report.desk import Desk, size
 from tsdfm.report.paper import QUOTES
-from tsdfm.report.rows import REAL, Plain
+from tsdfm.report.rows import Plain, Row
 from tsdfm.report.runs import RunSet, TrainedRun
 from tsdfm.report.settings import NeighboursSettings
-from tsdfm.report.sweeps import Line, cell_row, point_of, swept
+from tsdfm.report.sweeps import Line, cell_row, frontier_charts, point_of, swept
 from tsdfm.report.table import ENTROPY, METHOD, PPL, SOURCE, STEPS, VALID, Column, Table, judge_columns
 from tsdfm.store.files import write_text
 from tsdfm.tokens.rows import TokenRows
@@ -46,13 +46,13 @@ def run(settings: NeighboursSettings) -> Path:
     desk = Desk("neighbours", settings, judged=True, modelled=True)
     chosen, at = reference_of(desk.runs, settings.reference), settings.steps[0]
     control, near = swept(desk, chosen, at, settings.temperatures), Nearness(desk)
-    rows, points = list[Plain](), list[Plain]()
+    rows, points = list[Plain](), list[Row]()
     bits = desk.real().entropy if desk.runs.tokens is not None else math.nan
     for model in desk.runs.models:
         mine = [neighbour(desk, model, steps, control, near) for steps in settings.steps]
         if settings.curves:
             line = control if model is chosen else swept(desk, model, at, settings.temperatures)
-            points += [point_of(replace(row, method=desk.runs.label(model))) for row, _ in line.cells]
+            points += [replace(row, method=desk.runs.label(model)) for row, _ in line.cells]
             mine[0]["at_real"] = line.at(bits)
         rows += mine
     judged = [VALID if desk.asked.world else PPL, *judge_columns(desk.judge_names()[1:])]
@@ -80,8 +80,8 @@ def run(settings: NeighboursSettings) -> Path:
     table.about |= {"reference": control.label, "temperatures": list(settings.temperatures)}
     bounds(desk)
     if points:
-        table.about["points"] = points
-        write_text(desk.report / "neighbours.svg", drawn(points, table.about.get("target"), at))
+        table.about["points"] = [point_of(row) for row in points]
+        draw(desk, points, at)
     return desk.finish(table)
 
 
@@ -136,34 +136,17 @@ def reference_of(runs: RunSet, name: str) -> TrainedRun:
     return known[name] if name else runs.models[0]
 
 
-def drawn(points: Sequence[Plain], real: Plain | None, steps: int) -> str:
+def draw(desk: Desk, points: Sequence[Row], steps: int) -> None:
     """The figure: perplexity against entropy at one step count, a chart a source, a curve a method.
 
-    Only a method's own jump has a curve, and only within a bit of the `real` text's entropy: the table has the rest.
+    Only a method's own jump has a curve, and only near the entropy of held-out text: the table has the rest.
     """
-
-    def shown(point: Plain) -> bool:
-        near = real is None or abs(point["entropy_bits"] - real["entropy_bits"]) <= NEAR
-        return near and "@" not in point["method"] and (point["ppl"] or 0) > 0
-
-    kept = [point for point in points if shown(point)]
-    styles = {name: i for i, name in enumerate(dict.fromkeys(point["method"] for point in kept))}
-    charts = []
-    for source in dict.fromkeys(point["source"] for point in kept):
-        series = []
-        for name, style in styles.items():
-            mine = [point for point in kept if (point["source"], point["method"]) == (source, name)]
-            dots = [
-                Point(x=p["entropy_bits"], y=p["ppl"], note=f"T = {p['temperature']:g}", hollow=p["temperature"] != 1.0)
-                for p in sorted(mine, key=lambda point: float(point["temperature"]))
-            ]
-            series += [Series(name=name, style=style, points=dots)] if dots else []
-        words = f"{source} source, {steps} passes"
-        x, y = Axis(label="entropy, bits"), Axis(label="perplexity", scale="log")
-        marks = [(real["entropy_bits"], real["ppl"], REAL)] if real and real.get("ppl") else []
-        charts.append(Chart(title=words, caption=words, series=series, marks=marks, x=x, y=y))
+    real = desk.real() if desk.runs.tokens is not None else None
+    own = [row for row in points if "@" not in row.method]
+    shown = own if real is None else [row for row in own if abs(row.entropy - real.entropy) <= NEAR]
+    charts = [chart for _, chart in frontier_charts(shown, real, "entropy_bits")]
     hint = "One curve a method, by its temperature; filled marks: temperature 1. At equal entropy, lower is better."
-    return figure([charts], f"Perplexity against entropy at {steps} passes", hint)
+    write_text(desk.report / "neighbours.svg", figure([charts], f"Perplexity against entropy at {steps} passes", hint))
 
 
 def quoted(steps: Sequence[int]) -> list[Plain]:
