@@ -229,10 +229,11 @@ def world_cases() -> Iterator[Process]:
 
 
 def signal_cases() -> Iterator[Process]:
-    """Ctrl-C in the first moments, while torch is loaded."""
+    """Ctrl-C in the first moments, while torch is loaded, of a training that no machine has done by then."""
+    long = (*TRAIN, "--loop.steps", "1000000")
     for number in range(24):
         moment = number**2 / 200  # s
-        yield Process("signals", f"interrupted after {moment} s", TRAIN, codes=(130,), interrupt_after=moment)
+        yield Process("signals", f"interrupted after {moment} s", long, codes=(130,), interrupt_after=moment)
 
 
 def cases(_: Path) -> Iterator[Process]:
