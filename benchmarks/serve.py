@@ -30,6 +30,7 @@ import uvicorn
 
 from benchmarks.harness import Ledger, say, world
 from benchmarks.sampling import SamplingBenchmark, text_model
+from tsdfm.errors import UserError
 from tsdfm.samples.defaults import SampleDefaults
 from tsdfm.samples.model import load
 from tsdfm.serve.app import create_app
@@ -133,8 +134,11 @@ def measured(
         how = (settings.clients, waits) if isinstance(waits, int) else list(waits)
         asker = multiprocessing.get_context("spawn").Process(target=drive, args=(address, body, how, answers))
         asker.start()
-        begun, spent = answers.get()
+        answer = answers.get()
         asker.join()
+        if isinstance(answer, str):
+            raise UserError(f"a request failed: {answer}")
+        begun, spent = answer
         passes, own = scheduler.tally.passes - before[0], scheduler.tally.own - before[1]
     return {"seconds": begun, "each": sorted(spent), "own": own / passes}
 
@@ -178,7 +182,10 @@ def serving(scheduler: Scheduler) -> Iterator[tuple[str, Scheduler]]:
 def drive(address: str, body: dict[str, Any], how: list[float] | tuple[int, int], answers: Any) -> None:
     """Ask at the given times, or by so many clients so often, in a process of its own; tell the seconds."""
     asking = drive_clients(address, body, *how) if isinstance(how, tuple) else drive_all(address, body, how)
-    answers.put(asyncio.run(asking))
+    try:
+        answers.put(asyncio.run(asking))
+    except Exception as problem:  # the parent says it
+        answers.put(f"{type(problem).__name__}: {problem}")
 
 
 async def drive_clients(address: str, body: dict[str, Any], clients: int, requests: int) -> tuple[float, list[float]]:

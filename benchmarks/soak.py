@@ -56,8 +56,10 @@ def run(settings: Soak) -> None:
             time.sleep(0.5)
             if not halfway and time.monotonic() - timer > settings.seconds / 2:
                 halfway.append(resident())
-        found: list[tuple[dict[str, Any], Any]] = answers.get()
+        found: list[tuple[dict[str, Any], Any]] | str = answers.get()
         asker.join()
+        if isinstance(found, str):
+            raise UserError(f"a request failed: {found}")
         after, left = resident(), scheduler.live + len(scheduler.waiting)
     good = [(body, answer) for body, answer in found if answer is not None]
     refused = len(found) - len(good)
@@ -88,7 +90,10 @@ def texts(served: Any, body: dict[str, Any]) -> list[str]:
 
 def clients(address: str, settings: Soak, answers: Any) -> None:
     """All of them, in a process of its own."""
-    answers.put(asyncio.run(everyone(address, settings)))
+    try:
+        answers.put(asyncio.run(everyone(address, settings)))
+    except Exception as problem:  # the parent says it
+        answers.put(f"{type(problem).__name__}: {problem}")
 
 
 async def everyone(address: str, settings: Soak) -> list[tuple[dict[str, Any], Any]]:

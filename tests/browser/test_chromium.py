@@ -1,18 +1,18 @@
-"""The pages in a real browser: scripts run without errors, every chart is drawn, nothing sticks out, the player plays.
-
-Chromium is asked only by its command line: it loads a page and prints the document as it is after the scripts ran.
-"""
+"""The pages in a real browser: scripts run without errors, charts are drawn, nothing sticks out, the player plays."""
 
 from __future__ import annotations
 
+import base64
 import html
 import json
 import re
 import shutil
-import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from devtools import Page, browser
 from view_parts import END, HOSTILE, pipeline, way
 
 from tsdfm.report.page.build import build_page
@@ -33,16 +33,25 @@ FLAGS = (
 )
 
 
-def chromium(page: Path, home: Path, width: int, *flags: str) -> str:
-    """What Chromium prints for a page at a width."""
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     assert CHROMIUM is not None
-    place = [f"--user-data-dir={home}", f"--window-size={width},1600", *flags, page.resolve().as_uri()]
-    done = subprocess.run([CHROMIUM, *FLAGS, *place], capture_output=True, text=True, timeout=1200, check=True)
-    return done.stdout
+    with browser(CHROMIUM, tmp_path_factory.mktemp("chromium"), *FLAGS) as made:
+        yield made
 
 
-def dom(page: Path, home: Path, width: int, *flags: str) -> str:
-    return chromium(page, home, width, "--dump-dom", *flags)
+def shown(page: Page, path: Path, text: str | None = None, *, still: bool = True, **window: Any) -> Page:
+    """The page of a file, which holds `text` if it is given, once its scripts have run."""
+    if text is not None:
+        path.write_text(text, encoding="utf-8")
+    page.look(**window, still=still)
+    page.open(path.resolve().as_uri())
+    page.until("document.documentElement.dataset.ready === '1'")
+    return page
+
+
+def dom(page: Page) -> str:
+    return page.do("document.documentElement.outerHTML")
 
 
 def root(document: str) -> dict[str, str]:
@@ -52,40 +61,18 @@ def root(document: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("chromium")
-
-
-@pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_page(pipeline(tmp_path_factory.mktemp("report")))
 
 
-FRAME = """
-<!doctype html><html><body style="margin:0"><iframe style="width:{width}px;height:{height}px;border:0"></iframe><script>
-const frame = document.querySelector("iframe"), outer = document.documentElement;
-frame.addEventListener("load", () => Object.assign(outer.dataset, frame.contentDocument.documentElement.dataset));
-frame.srcdoc = {text};
-</script></body></html>
-"""
-
-
-def framed(text: str, width: int, height: int) -> str:
-    """A page in a frame of any size: a window of Chromium's is at least 500 pixels wide, and lower than it is told."""
-    page = FRAME.strip().replace("{width}", str(width)).replace("{height}", str(height))
-    return page.replace("{text}", json.dumps(text).replace("<", "\\u003c"))
-
-
 @pytest.mark.parametrize("width", [360, 390, 768])
-def test_nothing_sticks_out_on_a_phone(report: Path, home: Path, tmp_path: Path, width: int) -> None:
-    page = tmp_path / "phone.html"
-    page.write_text(framed(report.read_text(encoding="utf-8"), width, 1600), encoding="utf-8")
-    told = root(dom(page, home, 1000))
+def test_nothing_sticks_out_on_a_phone(report: Path, page: Page, width: int) -> None:
+    told = root(dom(shown(page, report, width=width, height=1600)))
     assert (told["ready"], told["errors"], told["width"], told["overflow"]) == ("1", "", str(width), "0")
 
 
-def test_the_report_is_drawn(report: Path, home: Path) -> None:
-    document = dom(report, home, 1280)
+def test_the_report_is_drawn(report: Path, page: Page) -> None:
+    document = dom(shown(page, report, width=1280))
     told = root(document)
     assert (told["ready"], told["errors"], told["width"], told["overflow"]) == ("1", "", "1280", "0")
     figures = re.findall(r'<figure class="chart" data-chart="([^"]+)">(.*?)</figure>', document, re.S)
@@ -96,23 +83,20 @@ def test_the_report_is_drawn(report: Path, home: Path) -> None:
     assert "<title>owned" not in document
 
 
-def test_the_dark_page_has_no_errors_either(report: Path, home: Path) -> None:
-    told = root(dom(report, home, 1280, "--blink-settings=preferredColorScheme=0"))
+def test_the_dark_page_has_no_errors_either(report: Path, page: Page) -> None:
+    told = root(dom(shown(page, report, width=1280, dark=True)))
     assert (told["ready"], told["errors"], told["overflow"]) == ("1", "", "0")
 
 
-def test_it_prints(report: Path, home: Path, tmp_path: Path) -> None:
-    chromium(report, home, 1280, f"--print-to-pdf={tmp_path / 'page.pdf'}", f"--screenshot={tmp_path / 'page.png'}")
-    made = [path for path in tmp_path.iterdir() if path.stat().st_size > 10_000]
-    assert made
+def test_it_prints(report: Path, page: Page, tmp_path: Path) -> None:
+    assert shown(page, report, width=1280).picture(tmp_path / "page.png").stat().st_size > 10_000
+    printed = base64.b64decode(page.call("Page.printToPDF")["data"])
+    assert printed.startswith(b"%PDF")
+    assert len(printed) > 10_000
 
 
-def driven(text: str, script: str) -> str:
-    """The page with a script of the test's after its own; the policy that would forbid it is taken out."""
-    text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text)
-    return text.replace("</body>", f"<script>{script}</script></body>")
-
-
+TO_THE_START = """(slide => { slide.value = 0; slide.dispatchEvent(new Event("input")); })(
+  document.querySelector(".player input"))"""
 PLAY = """
 const seen = [], box = document.querySelector(".player");
 const [, , on] = box.querySelectorAll("button"), slide = box.querySelector("input");
@@ -137,10 +121,12 @@ def states(made: Trajectory) -> list[str]:
 
 
 @pytest.mark.parametrize("source", ["uniform", "mask"])
-def test_the_player_shows_every_state(home: Path, tmp_path: Path, source: str) -> None:
-    page, made = tmp_path / "view.html", way("teacher", source)
-    page.write_text(driven(trajectory_page([made, way("ts-dfm", source)]), PLAY), encoding="utf-8")
-    told = root(dom(page, home, 1280))
+def test_the_player_shows_every_state(page: Page, tmp_path: Path, source: str) -> None:
+    made = way("teacher", source)
+    shown(page, tmp_path / "view.html", trajectory_page([made, way("ts-dfm", source)]), width=1280)
+    page.do(TO_THE_START)
+    page.do(f"(() => {{{PLAY}}})()")
+    told = root(dom(page))
     assert told["errors"] == ""
     seen = json.loads(told["seen"])
     assert [frame[0]["text"] for frame in seen[:4]] == states(made)
@@ -158,38 +144,37 @@ def test_the_player_shows_every_state(home: Path, tmp_path: Path, source: str) -
     assert visible(HOSTILE) in seen[0][0]["text"] or source == "mask"
 
 
-def test_play_runs_to_the_end_and_stops(home: Path, tmp_path: Path) -> None:
-    page = tmp_path / "play.html"
-    page.write_text(driven(trajectory_page([way()]), 'document.querySelector(".play").click();'), encoding="utf-8")
-    begun, ended = (dom(page, home, 800, f"--virtual-time-budget={ms}") for ms in (100, 20_000))
-    assert [re.search(r"step (\d) of 3, t = ", text)[1] for text in (begun, ended)] == ["0", "3"]
-    assert [re.search(r'class="play">(\w+)<', text)[1] for text in (begun, ended)] == ["Pause", "Play"]
+STANDS = """(box => [+box.querySelector("input").value, box.querySelector(".play").textContent])(
+  document.querySelector(".player"))"""
+WATCH = """new Promise(done => {
+  const box = document.querySelector(".player"), slide = box.querySelector("input"), play = box.querySelector(".play");
+  const seen = new Set();
+  const look = () => {
+    seen.add(+slide.value);
+    if (+slide.value === 3 && play.textContent === "Play") done([...seen]); };
+  new MutationObserver(look).observe(box, {subtree: true, childList: true, characterData: true, attributes: true});
+  look(); %s })"""
 
 
-def stands(document: str) -> tuple[str, str]:
-    """The step that the first player shows, and what its button says."""
-    said, button = re.search(r"<output[^>]*>step (\d)", document), re.search(r'class="play">(\w+)<', document)
-    assert said is not None
-    assert button is not None
-    return said[1], button[1]
+def test_play_runs_to_the_end_and_stops(page: Page, tmp_path: Path) -> None:
+    shown(page, tmp_path / "play.html", trajectory_page([way()]), width=800)
+    assert page.do(STANDS) == [2, "Play"]  # less motion is asked for: it waits halfway, where there is something to see
+    page.do(TO_THE_START)
+    assert page.do(STANDS) == [0, "Play"]
+    assert page.do(WATCH % "play.click();") == [0, 1, 2, 3]
 
 
-def test_it_plays_by_itself(home: Path, tmp_path: Path) -> None:
-    page = tmp_path / "itself.html"
-    page.write_text(trajectory_page([way()]), encoding="utf-8")
-    assert stands(dom(page, home, 800, "--virtual-time-budget=1000")) == ("1", "Pause")
-    assert stands(dom(page, home, 800, "--virtual-time-budget=20000")) == ("3", "Play")
+def test_it_plays_by_itself(page: Page, tmp_path: Path) -> None:
+    shown(page, tmp_path / "itself.html", trajectory_page([way()]), width=800, still=False)
+    assert page.do(WATCH % "")[-1] == 3
 
 
-def test_it_does_not_play_by_itself_where_less_motion_is_asked_for(home: Path, tmp_path: Path) -> None:
-    page = tmp_path / "still.html"
-    page.write_text(trajectory_page([way()]), encoding="utf-8")
-    flags = ("--force-prefers-reduced-motion", "--virtual-time-budget=20000")
-    assert stands(dom(page, home, 800, *flags)) == ("2", "Play")  # halfway, where there is something to see
-
-
-def test_the_report_s_players_wait_until_they_are_seen(report: Path, home: Path) -> None:
-    assert stands(dom(report, home, 1280, "--virtual-time-budget=5000")) == ("0", "Play")  # far below the fold
+def test_the_report_s_players_wait_until_they_are_seen(report: Path, page: Page) -> None:
+    shown(page, report, width=1280, still=False)
+    page.do("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done))))")
+    assert page.do(STANDS) == [0, "Play"]  # far below the fold, and by now the page knows what is in sight
+    page.do("document.querySelector('.player').scrollIntoView()")
+    page.until(f"{STANDS}[1] === 'Pause'")
 
 
 def long_way(method: str) -> Trajectory:
@@ -220,12 +205,12 @@ document.documentElement.dataset.told = JSON.stringify(told);
     ("methods", "width", "height", "first"), [(2, 1280, 800, 2), (4, 1280, 800, 4), (2, 390, 844, 1), (1, 360, 640, 1)]
 )
 def test_long_texts_leave_controls_and_curves_in_sight(
-    home: Path, tmp_path: Path, methods: int, width: int, height: int, first: int
+    page: Page, tmp_path: Path, methods: int, width: int, height: int, first: int
 ) -> None:
     ways = [long_way(name) for name in ("teacher", "fs-dfm", "control", "ts-dfm")[:methods]]
-    page = tmp_path / "long.html"
-    page.write_text(framed(driven(trajectory_page(ways), LAID), width, height), encoding="utf-8")
-    about = root(dom(page, home, 1400))
+    shown(page, tmp_path / "long.html", trajectory_page(ways), width=width, height=height)
+    page.do(f"(() => {{{LAID}}})()")
+    about = root(dom(page))
     assert (about["ready"], about["errors"], about["width"], about["overflow"]) == ("1", "", str(width), "0")
     told = json.loads(about["told"])
     assert told["first"].count(True) >= first  # when the page opens
@@ -249,10 +234,11 @@ document.documentElement.dataset.seen = JSON.stringify({seen, own});
 """
 
 
-def test_keys_play_and_step_wherever_the_focus_is(home: Path, tmp_path: Path) -> None:
-    page = tmp_path / "keys.html"
-    page.write_text(driven(trajectory_page([way()]), KEYS), encoding="utf-8")
-    told = root(dom(page, home, 1000))
+def test_keys_play_and_step_wherever_the_focus_is(page: Page, tmp_path: Path) -> None:
+    shown(page, tmp_path / "keys.html", trajectory_page([way()]), width=1000)
+    page.do(TO_THE_START)
+    page.do(f"(() => {{{KEYS}}})()")
+    told = root(dom(page))
     assert told["errors"] == ""
     found = json.loads(told["seen"])
     assert found["seen"][:5] == [[1, "Play"], [2, "Play"], [1, "Play"], [3, "Play"], [0, "Play"]]
@@ -260,28 +246,25 @@ def test_keys_play_and_step_wherever_the_focus_is(home: Path, tmp_path: Path) ->
     assert found["own"] == [True] * 7 + [False] * 3  # the page's own End, and what a button or a list does by itself
 
 
-def test_signs_are_explained_and_control_characters_are_seen(home: Path, tmp_path: Path) -> None:
-    page = tmp_path / "signs.html"
-    page.write_text(trajectory_page([long_way("teacher")]), encoding="utf-8")
-    document = dom(page, home, 1000, "--force-prefers-reduced-motion")
+def test_signs_are_explained_and_control_characters_are_seen(page: Page, tmp_path: Path) -> None:
+    document = dom(shown(page, tmp_path / "signs.html", trajectory_page([long_way("teacher")]), width=1000))
     assert '<span class="tok end">¶</span> end of the text' in document
     assert "noise\\x1b[2J" in document
     assert "\x1b" not in document
     assert "lower is better" in document
 
 
-def test_an_error_would_be_noticed(home: Path, tmp_path: Path) -> None:
-    page = tmp_path / "broken.html"
-    page.write_text(driven(trajectory_page([way()]), "nothing.there();"), encoding="utf-8")
-    assert "nothing is not defined" in root(dom(page, home, 800))["errors"]
+def test_an_error_would_be_noticed(page: Page, tmp_path: Path) -> None:
+    shown(page, tmp_path / "broken.html", trajectory_page([way()]), width=800)
+    page.do("setTimeout(() => nothing.there())")
+    page.until("document.documentElement.dataset.errors.includes('nothing is not defined')")
 
 
-def test_a_script_that_is_not_the_page_s_own_does_not_run(home: Path, tmp_path: Path) -> None:
-    page = tmp_path / "injected.html"
+def test_a_script_that_is_not_the_page_s_own_does_not_run(page: Page, tmp_path: Path) -> None:
     hostile = (
         "<script>document.documentElement.dataset.owned = '1'</script><img src=x onerror=\"this.dataset.owned=1\">"
     )
-    page.write_text(trajectory_page([way()]).replace("<main>", f"<main>{hostile}"), encoding="utf-8")
-    told = root(dom(page, home, 800))
+    injected = trajectory_page([way()]).replace("<main>", f"<main>{hostile}")
+    told = root(dom(shown(page, tmp_path / "injected.html", injected, width=800)))
     assert told["ready"] == "1"
     assert "owned" not in told

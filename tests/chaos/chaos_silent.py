@@ -115,7 +115,7 @@ def forged_cases() -> Iterator[Case]:
 
 
 def in_use(place: str) -> Callable[[Path], object]:
-    """A folder that this very process, by its lock, has in use."""
+    """A folder that, by its lock, the parent of this process has in use."""
 
     def harm(home: Path) -> None:
         about = {"host": "x", "machine": machine(), "pid": os.getppid(), "started": started(os.getppid())}

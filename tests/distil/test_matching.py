@@ -12,7 +12,7 @@ import torch
 from student_parts import spec_of, stirred
 from torch import Tensor, nn
 
-from tsdfm.distil.answers import answer, own_answer, own_tokens
+from tsdfm.distil.answers import answer, own_answer
 from tsdfm.distil.matching.auxiliary import Auxiliary
 from tsdfm.distil.matching.forms import EARLY, FIRST, REST, SPAN, Forms
 from tsdfm.distil.matching.match import Match, Matched
@@ -21,6 +21,7 @@ from tsdfm.distil.matching.settings import AuxiliarySettings, WatchSettings
 from tsdfm.distil.matching.times import CHAIN, DATA, FLOOR, OWN, MatchedTimes, Passes
 from tsdfm.distil.matching.watch import Watch, histogram_bits
 from tsdfm.distil.matching.width import Width
+from tsdfm.distil.meaning import own_tokens
 from tsdfm.distil.times import Levels
 from tsdfm.engine.distributed import Processes
 from tsdfm.engine.optim import Optimiser

@@ -135,6 +135,7 @@ def test_what_cannot_be(
     for more, why in (
         (["--anchor", "0.5"], "set --step-size, or anchor to 0"),
         (["--anchor", "1"], "leaves no row to match"),
+        (["--step-size", "--anchor", "0.5", "--loop.micro", "1"], "raise loop.micro, or lower anchor"),
         (["--loop.steps", "100"], "auxiliary.alone leaves the student no step"),
         (["--own", "2"], "own must be from 0 to 1"),
         (["--passes", "4,8"], "pass_weights takes 2 weights"),

@@ -35,13 +35,16 @@ def test_the_mean_of_two_seeds_with_half_their_range(tmp_path: Path) -> None:
     assert "| a | 8 | 11.5 ± 1.5 | outside, 0.9 |" in (tmp_path / "both" / "neighbours.md").read_text()
 
 
-@pytest.mark.parametrize("wrong", ["one", "columns", "none"])
+@pytest.mark.parametrize("wrong", ["one", "columns", "none", "no table"])
 def test_what_cannot_be_joined_is_refused(tmp_path: Path, wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
     one = report(tmp_path / "a", 0, [{"method": "a", "steps": 8, "ppl": 1.0}])
     two = report(
         tmp_path / "b", 1, [{"method": "a", "steps": 8, "ppl": 1.0}], COLUMNS[: 3 if wrong == "columns" else 4]
     )
-    files = {"one": [one, one], "columns": [one, two], "none": [one, tmp_path / "c"]}[wrong]
+    other = tmp_path / "metrics.json"
+    other.write_text('{"loss": 1.0}')
+    choices = {"one": [one, one], "columns": [one, two], "none": [one, tmp_path / "c"], "no table": [one, other]}
+    files = choices[wrong]
     assert main(["report", "seeds", *map(str, files), "--out", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err.strip()
     assert said.count("\n") == 0

@@ -199,6 +199,15 @@ def test_the_lock_of_one_that_was_killed_at_its_end_goes(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_a_killed_one_left_goes_and_other_files_stay(tmp_path: Path) -> None:
+    lock, left, other = (tmp_path / name for name in ("a[b]", "a[b].token", "ab.txt"))
+    for path in (left, other):
+        path.write_text("")
+    with held(tmp_path / "run", lock):
+        assert lock.exists()
+    assert list(tmp_path.iterdir()) == [other]
+
+
 def test_nothing_is_left_of_a_folder_in_which_nothing_was_made(tmp_path: Path) -> None:
     with held(tmp_path / "a" / "b"):
         assert (tmp_path / "a" / "b" / NAME).is_file()

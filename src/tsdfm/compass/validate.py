@@ -49,7 +49,7 @@ def validate(settings: ValidateSettings, console: Console | None = None) -> dict
     trained = build(CompassSettings, read_manifest(checkpoint).get("settings") or {})
     tokens, teacher = settings.tokens or trained.tokens, settings.teacher or trained.teacher
     proposer = (trained.ratio.proposer or teacher) if trained.objective == "ratio" else teacher
-    checked = check_inputs({"tokens": tokens}, run_folder(checkpoint))
+    hashes = check_inputs({"tokens": tokens}, run_folder(checkpoint))
     velocity = _velocity(teacher, compass)
     exam = exam_for(compass, trained, tokens, velocity, settings.seed)
     found = {
@@ -65,7 +65,7 @@ def validate(settings: ValidateSettings, console: Console | None = None) -> dict
         ),
     }
     folder = run_folder(checkpoint)
-    remember(folder, checked)
+    remember(folder, hashes)
     write_text(folder / "energy.svg", energy_figure(found))
     write_json(folder / VALIDATION, found)
     show(found, console or terminal.console())

@@ -10,9 +10,8 @@ alone, so the parts one after another are the documents that one process would h
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,7 @@ from tsdfm.corpus.store import split_file
 from tsdfm.corpus.write import PROGRESS, State, key_of, leave, write_splits
 from tsdfm.errors import UserError
 from tsdfm.store.files import disk, file_sha256, sync_folder, write_json
-from tsdfm.store.hashes import check_sizes, listed
+from tsdfm.store.hashes import check_sizes, joint_sha256, listed
 from tsdfm.store.kinds import CorpusPart, Input, PartRecord
 from tsdfm.store.manifest import NAME, input_sha256, read_manifest, spelled, write_manifest
 from tsdfm.store.parts import Part, join, mine, tidy
@@ -112,16 +111,11 @@ def _join(settings: CorpusSettings, key: str, records: list[dict[str, Any]]) -> 
     hashes = {path: sha256 for record in records for path, sha256 in record["inputs"].items()}
     extra = {"key": key, "parts": len(records), **about_text(settings, state, splits)}
     path, whole = settings.all_sources()[0].path, replace(settings, part=None)
-    read = Input(path=str(path), sha256=input_sha256(path, hashes)) if path is not None else None
-    inputs = {"source-0": read} if read else {}
+    inputs = {} if path is None else {"source-0": Input(path=str(path), sha256=input_sha256(path, hashes))}
     write_manifest(settings.out, stage="corpus", settings=whole, inputs=inputs, extra=extra)
 
 
 def _split(files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What a manifest says of a split in several files; its hash is that of theirs."""
     total = {name: sum(file[name] for file in files) for name in ("documents", "characters", "bytes")}
-    return {**total, "sha256": _hash(file["sha256"] for file in files), "files": list(files)}
-
-
-def _hash(words: Iterable[str]) -> str:
-    return hashlib.sha256("\n".join(words).encode()).hexdigest()
+    return {**total, "sha256": joint_sha256(files), "files": list(files)}

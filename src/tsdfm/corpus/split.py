@@ -8,8 +8,8 @@ from array import array
 from dataclasses import dataclass, field
 
 from tsdfm.corpus.files import Document
+from tsdfm.store.hashes import SPLITS as SPLITS
 
-SPLITS = ("train", "valid")
 WHOLE = 0.25  # of all characters: a text that is more than that is not held out whole
 LEAST, TENTH = 2000, 0.1  # a piece that is held out has so many characters, or is a tenth of its text if that is less
 NEAR = 100  # characters before the cut among which a space is looked for

@@ -65,7 +65,7 @@ def key_of(settings: CorpusSettings, worlds: Mapping[str, str], units: Sequence[
 def known(settings: Mapping[str, Any]) -> dict[str, Any]:
     """What decides a corpus; a prompt that is none is left out, as corpora made before there were any have it."""
     kept = _asked(settings, "out", "part")
-    return {**kept, "sources": [_asked(source, "out") for source in settings.get("sources", ())]}
+    return {**kept, "sources": [_asked(source) for source in settings.get("sources", ())]}
 
 
 def _asked(settings: Mapping[str, Any], *without: str) -> dict[str, Any]:

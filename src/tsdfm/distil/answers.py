@@ -12,6 +12,7 @@ from tsdfm.distil.chain import Heads
 from tsdfm.distil.meaning import Raise, own_tokens
 from tsdfm.kernels import fused
 from tsdfm.kernels.fused import Target
+from tsdfm.kernels.inverse import floats
 from tsdfm.nn.velocity import VelocitySpec
 
 
@@ -52,7 +53,7 @@ def logits_of(law: Target, part: slice) -> Tensor:
 
 def log_probability(logits: Tensor, tokens: Tensor) -> Tensor:
     """log softmax(logits [n, V]) at one token each [n], float64; V is [MASK], which has no probability."""
-    wide = logits if logits.dtype == torch.float64 else logits.float()
+    wide = floats(logits)
     last = logits.shape[-1] - 1
     log_p = wide.gather(-1, tokens.clamp(max=last)[:, None]).squeeze(-1) - wide.logsumexp(-1)
     return torch.where(tokens > last, -math.inf, log_p.double())

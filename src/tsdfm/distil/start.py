@@ -24,7 +24,7 @@ LATENT = 0.3  # size of a new λ's embedding beside a token's: of one as large a
 def start_from(
     student: DDiT, weights: dict[str, Tensor], spec: VelocitySpec, *, step_size: bool, fit: bool, where: str
 ) -> None:
-    """Fill a student of `spec` with the weights of a teacher, or of a student where `step_size`."""
+    """Fill a student, told the time as `spec` says, with weights of a teacher, or of a student where `step_size`."""
     mine = student.state_dict()
     told_h = {name for name in mine if is_new(name)}
     latent = {name for name in mine if name.startswith("latent.")} - set(weights)

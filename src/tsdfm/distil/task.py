@@ -86,14 +86,10 @@ class StudentTask:
         there, places = send([order, masked], x_1)
         x_1, noise = x_1[there], RowNoise(self.seed, rows[there.to(rows.device)], stream, draws=1)
         x_t = x_1.flatten().index_fill(0, places, self.spec.vocab).view_as(x_1)  # [MASK] has the id |V|
-        cut, most, held = (
-            int((masked < many * length).sum()),
-            self.most(x_1),
-            None if given is None else given[0][there],
-        )
-        return States(
-            x_1, x_t, t, h, many, most, noise, numbers, self.spec.anchor, cut, (masked, places), given=held
-        )  # fmt: skip
+        cut = int((masked < many * length).sum())
+        held = None if given is None else given[0][there]
+        known = (self.most(x_1), noise, numbers, self.spec.anchor, cut, (masked, places))
+        return States(x_1, x_t, t, h, many, *known, given=held)
 
     def most(self, x_1: Tensor) -> int:
         """How many rows with a large step a batch of so many rows can hold."""

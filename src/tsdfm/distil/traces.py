@@ -1,9 +1,8 @@
 """Texts that a model wrote, with the order in which it revealed their tokens, and states on the way to them.
 
 A trace is a whole generation: the text x_1 and, of every free position, how many of them were revealed before it. A
-prompt is given, and was there before all of them. Its
-states are the text with some of its tokens hidden again: the latest ones, which is what the model saw on its way; the
-earliest; or any.
+prompt is given, and was there before all of them. A trace's states are the text with some of its tokens hidden again:
+the latest ones, which is what the model saw on its way; the earliest; or any.
 
 Shapes: n traces of L tokens, F of them free (behind the anchor); G blocks of S tokens, whole rows or parts of them.
 """

@@ -17,6 +17,7 @@ student) at z_a.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -87,6 +88,9 @@ class IDLMSettings(StudentSettings):
         super().__post_init__()
         if not int(self.loop.batch * self.anchor) < self.loop.batch:
             raise UserError("anchor leaves no row to match: lower it, or train fs-dfm")
+        micro = self.loop.micro or self.loop.batch
+        if self.anchor and micro < self.loop.batch and math.ceil(micro * self.anchor) >= micro:
+            raise UserError("anchor leaves loop.micro rows with none to match: raise loop.micro, or lower anchor")
         if self.auxiliary.alone >= self.loop.steps:
             raise UserError("auxiliary.alone leaves the student no step to learn in: lower it, or raise loop.steps")
         if self.auxiliary.steps > 1 and self.loop.micro is not None:

@@ -34,7 +34,8 @@ def card(
     name = spec.method or kind
     block = ["---", f"license: {licence or origin.get('licence') or 'other'}", "library_name: tsdfm"]
     block += ["pipeline_tag: text-generation", "tags:", "- discrete-diffusion", f"- {name}", "---"]
-    where = f"Imported from {origin['source']} (layout {origin['layout']})." if origin else "Trained with tsdfm."
+    made = "Trained with tsdfm." if manifest else "Uploaded from memory, without a run that says where it is from."
+    where = f"Imported from {origin['source']} (layout {origin['layout']})." if origin else made
     shape, rows = spec.shape, f"rows of {spec.length} tokens, {spec.vocab:,} tokens"
     facts = [
         said.strip() or f"# {name}, {spec.source} source\n\n{UNSAID}",

@@ -6,7 +6,6 @@ A safetensors file, several of them with an index, or a torch file whose pickle 
 
 from __future__ import annotations
 
-import json
 import pickle
 import warnings
 from collections.abc import Mapping
@@ -183,7 +182,4 @@ def read_config(path: Path) -> dict[str, Any]:
     file = (path if path.is_dir() else path.parent) / "config.json"
     if not file.is_file():
         return {}
-    try:
-        return read_json(file)
-    except (UserError, RecursionError, json.JSONDecodeError):
-        raise UserError(f"{file} is damaged: {AGAIN}") from None
+    return read_json(file, AGAIN)

@@ -245,7 +245,6 @@ class AnswersSettings(ReportSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_lists(self)
         if not self.k or max(self.k) > self.n:
             raise UserError(f"pass@{max(self.k, default=1)} needs as many answers of each problem: raise n, or lower k")
 
@@ -269,10 +268,6 @@ class MauveSettings(ReportSettings):
     teacher_steps: tuple[int, ...] = option((), "step counts of a many-step model; empty is `steps`", low=1, high=10**6)
     clusters: int | None = option(None, "clusters of the features; none is a tenth of the texts", low=2)
     draws: int = option(200, "bootstrap draws of the intervals", low=2)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_lists(self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -178,13 +178,14 @@ class TextModel:
         """
         if n < 1:
             raise UserError(f"the number of samples must be at least 1, not {n}")
-        check_amount(self.velocity.spec, self.velocity.device.type, n, steps, states=trajectory, long=long)
-        points = grid(steps) if times is None else check_grid(times)
         if prefix is not None and prompts is not None:
             raise UserError("prompts is another word for prefix: give one of the two")
         spec = self.velocity.spec
         asked_for = as_prompts(several(prompts, "prompts"), spec.prompted)
         prefixes, infills = asked_for or several(prefix, "prefixes"), several(infill, "templates")
+        texts, count = n * max(1, len(prefixes) + len(infills)), steps if times is None else len(times) - 1
+        check_amount(spec, self.velocity.device.type, texts, count, states=trajectory, long=long)
+        points = grid(steps) if times is None else check_grid(times)
         windows = windows_of(spec, length, stride)
         reach = spec.length if length is None else length
         if given is None:

@@ -23,9 +23,10 @@ def read_prefixes(path: str | Path, prompted: bool = False) -> list[str]:
         return as_prompts([line for _, line in lines], prompted)
     out = []
     for number, line in lines:
-        found = _object(line)
-        name = next((name for name in FIELDS if name in found), None) if isinstance(found, dict) else None
-        value = found[name] if isinstance(found, dict) and name is not None else None
+        read = _object(line)
+        found = read if isinstance(read, dict) else {}
+        name = next((name for name in FIELDS if name in found), "")
+        value = found.get(name)
         if not isinstance(value, str):
             raise UserError(f"{path}, line {number}: expected a JSON object with a field `prefix`, `prompt` or `text`")
         out += as_prompts([value], prompted and name != "prefix")

@@ -9,7 +9,8 @@ Weights are not looked at by `check_inputs`: whoever loads them compares their h
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping
+import hashlib
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,6 +52,11 @@ def listed(folder: Path) -> dict[str, Known]:
             for shard in shards
         }
     return {}
+
+
+def joint_sha256(files: Iterable[Mapping[str, Any]]) -> str:
+    """One hash for several files, by what is written down of each."""
+    return hashlib.sha256("\n".join(file["sha256"] for file in files).encode()).hexdigest()
 
 
 def stored(shard: Mapping[str, Any], columns: int) -> int:

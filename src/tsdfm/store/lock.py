@@ -17,6 +17,7 @@ A holder that slept through that (a suspended process, a network that was cut) f
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import socket
@@ -75,7 +76,6 @@ class Holders:
     """The locks of this process, and the thread that gives signs of life for them."""
 
     def __init__(self) -> None:
-        self.guard = threading.Lock()
         self.start_anew()
 
     def start_anew(self) -> None:
@@ -164,7 +164,7 @@ def _take(folder: Path, path: Path) -> Lock:
             holder = _read(path)
             if holder is not None and _gone(holder, folder, path):
                 _take_away(path, holder)
-        for left in path.parent.glob(f"{path.name}.*"):  # of a process that was killed while it tried
+        for left in path.parent.glob(f"{glob.escape(path.name)}.*"):  # of a process that was killed while it tried
             left.unlink(missing_ok=True)
     return lock
 

@@ -26,8 +26,8 @@ from tsdfm.corpus.store import count_documents, read_documents, split_files
 from tsdfm.errors import UserError
 from tsdfm.machine import check_memory
 from tsdfm.store import lock
-from tsdfm.store.files import disk, file_sha256, sync_folder, write_json
-from tsdfm.store.hashes import MEMORY, Known, check_inputs, remember, stored, wrong_size
+from tsdfm.store.files import disk, sync_folder, write_json
+from tsdfm.store.hashes import MEMORY, check_inputs, remember, stored
 from tsdfm.store.kinds import PartRecord, TokensProgress
 from tsdfm.store.manifest import read_manifest
 from tsdfm.store.parts import Part
@@ -97,14 +97,11 @@ def _check_room(settings: TokensSettings, dtype: np.dtype[Any]) -> None:
 
 def _check_shards(out: Path, progress: dict[str, Any], columns: int, size: int) -> None:
     """Refuse to go on behind shards that are not what they were when they were written."""
+    from tsdfm.store.checkpoint import check_file  # loads torch
+
+    mend = f"restore it from a copy, or remove {out} and run the same command again"
     for shard in (shard for split in SPLITS for shard in progress[split]["shards"]):
-        path = out / shard["file"]
-        known = Known(shard["sha256"], stored(shard, columns) * size)
-        problem = wrong_size(path, known)
-        if problem is None and file_sha256(path) != known.sha256:
-            problem = "was changed after it was written (sha256 differs)"
-        if problem:
-            raise UserError(f"{path} {problem}: restore it from a copy, or remove {out} and run the same command again")
+        check_file(out / shard["file"], {"sha256": shard["sha256"], "bytes": stored(shard, columns) * size}, mend)
 
 
 def clear(out: Path, progress: dict[str, Any], part: Part | None = None) -> None:

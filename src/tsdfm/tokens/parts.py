@@ -21,7 +21,7 @@ from tsdfm.errors import UserError
 from tsdfm.store.files import write_json
 from tsdfm.store.hashes import SPLITS, stored
 from tsdfm.store.kinds import TokensProgress
-from tsdfm.store.parts import Part, join, mine
+from tsdfm.store.parts import Part, join, mine, tidy
 from tsdfm.tokens.pack import clear, dtype_of, make_shards, rows_in
 from tsdfm.tokens.run import finish, why_empty
 from tsdfm.tokens.settings import TokensSettings
@@ -43,8 +43,7 @@ def _join(settings: TokensSettings, key: str, records: list[dict[str, Any]]) -> 
     progress = {split: joined(settings, [record[split] for record in records], tokenizer, dtype) for split in SPLITS}
     if not progress["train"].get("rows", rows_in(progress["train"])):
         clear(out, progress)
-        for index in range(len(records)):
-            (out / Part(index, len(records)).record).unlink(missing_ok=True)
+        tidy(out)
         raise UserError(why_empty(settings, progress["train"]))
     finish(settings, key, tokenizer, progress)
 

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from tsdfm.corpus.progress import TextProgress
 from tsdfm.errors import UserError
-from tsdfm.store.hashes import SPLITS
+from tsdfm.store.hashes import SPLITS, joint_sha256
 from tsdfm.store.kinds import Input
 from tsdfm.store.lock import held
 from tsdfm.tokens.choose import given_tokenizer
@@ -82,15 +81,11 @@ def _make(settings: TokensSettings, key: str, tokenizer: Tokenizer, streams: dic
     tokenizer.save(settings.out / "tokenizer")
     places = {"train": settings.shards, "valid": settings.valid_shards}
     inputs = {
-        f"{split}-shards": Input(path=str(place), sha256=_hash(progress[split]["shards"]))
+        f"{split}-shards": Input(path=str(place), sha256=joint_sha256(progress[split]["shards"]))
         for split, place in places.items()
         if place is not None
     }
     finish(settings, key, tokenizer, progress, dtype=dtype, inputs=inputs)
-
-
-def _hash(records: Sequence[dict[str, Any]]) -> str:
-    return hashlib.sha256("\n".join(record["sha256"] for record in records).encode()).hexdigest()
 
 
 def _record(stream: Stream, length: int, tokenizer: Tokenizer, bar: TextProgress) -> dict[str, Any]:

@@ -123,9 +123,9 @@ class Match:
         """
         weights = self.weights(again, torch.ones_like(x, dtype=torch.bool)) / len(student.hidden[0])
         if rows.given is not None:  # the mean over a row's answer, as the student's own
-            answer = ~rows.given
-            share = (answer.shape[1] - self.spec.anchor) / answer.sum(-1, keepdim=True).clamp(min=1).double()
-            weights = weights * self.free(answer * share)
+            said = ~rows.given
+            share = (said.shape[1] - self.spec.anchor) / said.sum(-1, keepdim=True).clamp(min=1).double()
+            weights = weights * self.free(said * share)
         parts: list[Weighted] = [(CrossEntropy(self.free(x)), weights)]
         if self.auxiliary.own.dense:
             flat, known = self.free(again.z_b), self.free(self.known(rows))

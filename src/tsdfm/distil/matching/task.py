@@ -22,7 +22,6 @@ from tsdfm.distil.parts import Floor, Late, Parts, States
 from tsdfm.distil.stats import Stats
 from tsdfm.distil.task import STEP_STREAM, StudentTask
 from tsdfm.engine.task import Context
-from tsdfm.errors import UserError
 from tsdfm.flow import Bound, RowNoise
 from tsdfm.kernels.fused import Objective
 from tsdfm.nn.bound import EVAL_STREAM
@@ -69,8 +68,6 @@ class MatchingTask(StudentTask):
         self.running = Running(settings.loop.batch, spec.length, self.schedule)
 
     def bind(self, context: Context) -> None:
-        if context.world.size > 1 and self.settings.loop.parallel == "fsdp":
-            raise UserError("an auxiliary beside the student works with one process or ddp, not with fsdp")
         super().bind(context)
         self.auxiliary.bind(context)
         self.watch.bind(context, self.model, self.auxiliary)

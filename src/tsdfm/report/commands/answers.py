@@ -72,7 +72,7 @@ def answered(desk: Desk, models: Sequence[TrainedRun], problems: Problems, setti
 def columns_of(settings: AnswersSettings, problems: Problems) -> list[Column]:
     """pass@k, the same with its equations, and in the world of sums what its judge says of them."""
     tries = [Column(f"shown@{k}", f"pass@{k}") for k in settings.k]
-    strict = [Column(f"shown exact@{k}", f"exact@{k}") for k in (settings.k[0], settings.k[-1])]
+    strict = [Column(f"shown exact@{k}", f"exact@{k}") for k in dict.fromkeys((settings.k[0], settings.k[-1]))]
     more = [Column("shown holds", "equations hold"), Column("shown follows", "steps follow")]
     return [SOURCE, METHOD, ORIGIN, STEPS, *tries, *strict, *(more if problems.of_sums else [])]
 

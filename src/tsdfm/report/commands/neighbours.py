@@ -29,6 +29,7 @@ from tsdfm.store.files import write_text
 from tsdfm.tokens.rows import TokenRows
 
 NATS, AT_OWN = Column("entropy_nats", "entropy (nats)", format=".2f"), Column("at_own", "ppl / reference")
+REAL_NOTE = "ppl at real entropy: of a run's own sweep, where it has the entropy of held-out text, by the first judge"
 AT_REAL = Column("at_real", "ppl at real entropy", format=".1f")
 MAUVE, BIGRAMS = Column("mauve", "MAUVE", format=".3f"), Column("bigram_entropy_bits", "bigram entropy", format=".2f")
 FIRST = [METHOD, SOURCE, Column("size", "parameters"), Column("tokens_seen", "tokens seen"), STEPS,
@@ -73,7 +74,7 @@ def run(settings: NeighboursSettings) -> Path:
     table.notes += [
         f"ppl / reference: over that of {control.label}, {chosen.source} source, {at} steps, at the same entropy, on "
         f"its sweep at temperatures {temperatures}; below 1 is better, outside: it has no text of that entropy",
-        "ppl at real entropy: of a run's own sweep, where it has the entropy of held-out text, by the first judge",
+        *([REAL_NOTE] if settings.curves else []),
         "NFE: network passes of a text, the mean where it is an outcome; tokens seen: of what it started from, and own",
     ]
     desk.add_target(table, entropy_nats=desk.real().plain()["entropy_nats"] if desk.runs.tokens else None)

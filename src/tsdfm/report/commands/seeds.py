@@ -12,6 +12,7 @@ from typing import Any
 
 from tsdfm import terminal
 from tsdfm.errors import UserError
+from tsdfm.report.page.gather import table_in
 from tsdfm.report.rows import Plain
 from tsdfm.report.settings import SeedsSettings
 from tsdfm.report.table import Column, Table
@@ -26,7 +27,7 @@ def run(settings: SeedsSettings) -> Path:
     if len(set(files)) < 2:
         raise UserError("give at least two tables, each of a seed of its own")
     plain = [read_json(path) for path in files]
-    table = joined([Table.read(path.stem, each) for path, each in zip(files, plain, strict=True)])
+    table = joined([table_in(path.parent, path.stem, each) for path, each in zip(files, plain, strict=True)])
     seeds = [each.get("seed") for each in plain]
     table.notes.append(f"mean of seeds {', '.join(map(str, seeds))}; ± is half of the range")
     table.about = {"seeds": seeds, "commands": [each.get("command") for each in plain]}
