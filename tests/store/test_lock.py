@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -78,6 +79,24 @@ def test_of_many_that_find_a_dead_one_each_has_it_alone(tmp_path: Path) -> None:
         assert child.wait() == 0, child.said()
     assert (tmp_path / "count").read_text() == "100"
     assert [path.name for path in tmp_path.iterdir()] == ["count"]
+
+
+def test_a_slow_one_that_found_a_dead_holder_leaves_the_lock_of_a_faster_one_in_its_place(tmp_path: Path) -> None:
+    dead = json.loads(fake(tmp_path).read_text())
+    with held(tmp_path):
+        before = (tmp_path / NAME).stat()
+        lock_module._take_away(tmp_path / NAME, dead)
+        after = (tmp_path / NAME).stat()
+    assert (before.st_ino, before.st_ctime_ns) == (after.st_ino, after.st_ctime_ns)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_at_a_time_makes_or_removes_a_lock(tmp_path: Path) -> None:
+    handle = os.open(tmp_path, os.O_RDONLY)
+    with lock_module._alone(tmp_path), pytest.raises(BlockingIOError):
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(handle)
 
 
 def test_the_same_thread_may_ask_again_and_another_may_not(tmp_path: Path) -> None:

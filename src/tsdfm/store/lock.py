@@ -10,6 +10,8 @@ The file appears whole or not at all, by a hard link, which is one step on netwo
 there are no links). Whether a holder is dead is asked of the system if it ran on this machine: a process of that number
 and that time of birth is there, or it is not. Of another machine nothing can be asked. So a holder touches its file
 every `BEAT` seconds; one that was not touched for `SILENCE` seconds by the file system's own clock is taken over.
+Processes of one machine make and remove the file one after another, by `flock` on the folder that it lies in: a slow
+one that found a holder dead cannot remove the file of the process that was faster.
 
 A holder that slept through that (a suspended process, a network that was cut) finds out by `check`, and writes no more.
 """
@@ -17,6 +19,7 @@ A holder that slept through that (a suspended process, a network that was cut) f
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import glob
 import json
 import os
@@ -52,10 +55,11 @@ class Lock:
 
     def check(self) -> None:
         """Refuse to go on where another process has taken the folder over. A file that somebody deleted is renewed."""
-        holder = _read(self.path)
-        if holder is None and _create(self.path, self.token):
-            return
-        holder = holder or _read(self.path) or {}
+        with _alone(self.path.parent):
+            holder = _read(self.path)
+            if holder is None and _create(self.path, self.token):
+                return
+        holder = holder or {}
         if holder.get("token") != self.token:
             raise UserError(
                 f"{self.folder} was taken over by {_named(holder)}, as this process gave no sign of life: "
@@ -64,9 +68,10 @@ class Lock:
 
     def release(self) -> None:
         """Let others have it, and leave no empty folder that was not there before."""
-        holder = _read(self.path)
-        if holder is not None and holder.get("token") == self.token:
-            self.path.unlink(missing_ok=True)
+        with _alone(self.path.parent):
+            holder = _read(self.path)
+            if holder is not None and holder.get("token") == self.token:
+                self.path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # something was written
             for folder in self.made:
                 folder.rmdir()
@@ -155,18 +160,40 @@ def clear(folder: Path, file: Path | None = None) -> None:
             _take_away(path, holder)
 
 
+@contextlib.contextmanager
+def _alone(place: Path) -> Iterator[None]:
+    """No other process or thread of this machine is in this block for the same folder, for as long as the block.
+
+    The system lets go of it when a process dies. Some network file systems have no locks of folders: there it does
+    nothing, and a take-over is as sure as renaming makes it (`_take_away`).
+    """
+    try:
+        handle = os.open(place, os.O_RDONLY)
+    except OSError:  # gone, or not ours to read
+        yield
+        return
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
 def _take(folder: Path, path: Path) -> Lock:
     lock = Lock(folder, path, threading.get_ident())
     with disk(folder):
         lock.made = [place for place in (path.parent, *path.parent.parents) if not place.exists()]
         path.parent.mkdir(parents=True, exist_ok=True)
-        while not _create(path, lock.token):
+        while True:
+            with _alone(path.parent):
+                if _create(path, lock.token):
+                    for left in path.parent.glob(f"{glob.escape(path.name)}.*"):  # of one that was killed as it tried
+                        left.unlink(missing_ok=True)
+                    return lock
             holder = _read(path)
             if holder is not None and _gone(holder, folder, path):
                 _take_away(path, holder)
-        for left in path.parent.glob(f"{glob.escape(path.name)}.*"):  # of a process that was killed while it tried
-            left.unlink(missing_ok=True)
-    return lock
 
 
 def _create(path: Path, token: str) -> bool:
@@ -213,14 +240,17 @@ def _read(path: Path) -> dict[str, Any] | None:
 def _take_away(path: Path, holder: dict[str, Any]) -> None:
     """Remove the file of a holder that is gone. Of several processes that try, one moves this very file away."""
     moved = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
-    try:
-        path.rename(moved)
-    except FileNotFoundError:
-        return
-    if _read(moved) != holder:  # somebody else was faster, and holds the folder now: give it back
-        with contextlib.suppress(OSError):
-            os.link(moved, path)
-    moved.unlink(missing_ok=True)
+    with _alone(path.parent):
+        if _read(path) != holder:
+            return
+        try:
+            path.rename(moved)
+        except FileNotFoundError:
+            return
+        if _read(moved) != holder:  # somebody on another machine was faster, and holds the folder now: give it back
+            with contextlib.suppress(OSError):
+                os.link(moved, path)
+        moved.unlink(missing_ok=True)
 
 
 def _gone(holder: dict[str, Any], folder: Path, path: Path) -> bool:
