@@ -4,9 +4,11 @@ Threads and Triton's switch are read when torch and Triton are first imported, s
 """
 
 import contextlib
+import gc
 import os
 import random
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,21 @@ LONG = (  # folders whose tests take more than ten seconds together, the longest
     *("distil", "cli", "kernels", "examples", "samples", "serve", "exact", "report", "engine", "distributed"),
     *("pipeline", "browser", "package", "tokens", "compass", "store"),
 )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is loaded for the whole run is no garbage: nothing looks for it there, now or in any test."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()
 
 
 @pytest.hookimpl(tryfirst=True)
