@@ -3,6 +3,7 @@
 Threads and Triton's switch are read when torch and Triton are first imported, so they are set before any test.
 """
 
+import atexit
 import contextlib
 import gc
 import os
@@ -51,10 +52,7 @@ def pytest_collection() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
-
-
-def pytest_unconfigure() -> None:
-    gc.unfreeze()
+        atexit.register(gc.unfreeze)
 
 
 @pytest.hookimpl(tryfirst=True)
