@@ -6,6 +6,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --e
 # Plugins that no test uses are not loaded: it takes seconds in every worker.
 PYTEST := $(BIN)/python -m pytest --disable-plugin-autoload -p xdist -p hypothesispytest
 export HF_HUB_OFFLINE ?= 1
+unexport PYTHONDONTWRITEBYTECODE  # or each of the tests' processes compiles the package and the tests again
 
 SEED := $(or $(SEED),$(shell date +%s))
 

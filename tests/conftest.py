@@ -38,8 +38,8 @@ with contextlib.suppress(ImportError):  # tests that draw no examples also run w
 
 
 LONG = (  # folders whose tests take more than ten seconds together, the longest first
-    *("distil", "cli", "kernels", "examples", "samples", "serve", "exact", "report", "engine", "distributed"),
-    *("pipeline", "browser", "package", "tokens", "compass", "store"),
+    *("distil", "methods", "cli", "kernels", "serve", "browser", "pipeline", "examples", "package", "samples"),
+    *("tokens", "judges", "report", "teacher", "exact", "engine", "compass", "distributed", "flow", "public", "ship"),
 )
 
 
