@@ -3,7 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
+# Plugins that no test uses are not loaded: it takes seconds in every worker.
+PYTEST := $(BIN)/python -m pytest --disable-plugin-autoload -p xdist -p hypothesispytest
 export HF_HUB_OFFLINE ?= 1
+unexport PYTHONDONTWRITEBYTECODE  # or each of the tests' processes compiles the package and the tests again
 
 SEED := $(or $(SEED),$(shell date +%s))
 
@@ -30,11 +33,11 @@ demo: setup
 	$(BIN)/tsdfm pipeline tiny_cpu --out runs/demo
 
 test: dev
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+	$(PYTEST) -n 3
 
 fuzz: dev  # other examples each time; a failure is repeated by the seed it was found with
 	@echo "make fuzz SEED=$(SEED)"
-	$(if $(EXAMPLES),EXAMPLES=$(EXAMPLES) )$(BIN)/python -m pytest -n 2 -m hypothesis --hypothesis-profile fuzz --hypothesis-seed $(SEED) $(TESTS)
+	$(if $(EXAMPLES),EXAMPLES=$(EXAMPLES) )$(PYTEST) -n 2 -m hypothesis --hypothesis-profile fuzz --hypothesis-seed $(SEED) $(TESTS)
 
 chaos: dev  # bad input and faults of every kind, on everything that reads or writes
 	$(BIN)/python tests/chaos/campaign.py

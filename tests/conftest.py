@@ -3,10 +3,13 @@
 Threads and Triton's switch are read when torch and Triton are first imported, so they are set before any test.
 """
 
+import atexit
 import contextlib
+import gc
 import os
 import random
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +38,21 @@ with contextlib.suppress(ImportError):  # tests that draw no examples also run w
 
 
 LONG = (  # folders whose tests take more than ten seconds together, the longest first
-    *("distil", "cli", "kernels", "examples", "samples", "serve", "exact", "report", "engine", "distributed"),
-    *("pipeline", "browser", "package", "tokens", "compass", "store"),
+    *("distil", "methods", "cli", "kernels", "serve", "browser", "pipeline", "examples", "package", "samples"),
+    *("tokens", "judges", "report", "teacher", "exact", "engine", "compass", "distributed", "flow", "public", "ship"),
 )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is loaded for the whole run is no garbage: nothing looks for it there, now or in any test."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+        atexit.register(gc.unfreeze)
 
 
 @pytest.hookimpl(tryfirst=True)

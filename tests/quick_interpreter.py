@@ -1,7 +1,8 @@
-"""Triton's interpreter without the two fifths of its time in which it prepares what is prepared already.
+"""Triton's interpreter without the half of its time in which it prepares what is prepared already.
 
 A launch swaps the functions of `triton.language` for interpreted ones. Every call of a device function inside the
-kernel does so again, name by name, and finds nothing left to swap: such a call goes on at once here.
+kernel does so again, name by name, and finds nothing left to swap: such a call goes on at once here. Every operation
+makes the types of its blocks anew, and the table that tells NumPy's types: here they are kept.
 """
 
 from __future__ import annotations
@@ -29,3 +30,20 @@ def quicken() -> None:
         return swap(fn)
 
     interpreter._patch_lang = swap_once
+    keep_types()
+
+
+def keep_types() -> None:
+    """Types are values that nothing changes; pointers, whose types have no hash, are left as they are."""
+    look_up, known, made = interpreter._get_np_dtype, functools.cache(interpreter._get_np_dtype), tl.block_type
+    block = functools.cache(lambda dtype, shape: made(dtype, list(shape)))
+
+    def np_dtype(dtype: Any) -> Any:
+        return look_up(dtype) if isinstance(dtype.scalar, tl.pointer_type) else known(dtype.scalar)
+
+    def block_type(dtype: Any, shape: Any) -> Any:
+        return made(dtype, shape) if isinstance(dtype, tl.pointer_type) else block(dtype, tuple(shape))
+
+    interpreter._get_np_dtype = np_dtype
+    interpreter.InterpreterBuilder.get_block_ty = lambda _, dtype, shape: block_type(dtype, shape)
+    made.with_element_ty = lambda self, dtype: block_type(dtype, self.shape)

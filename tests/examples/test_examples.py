@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tsdfm.samples.model import TextModel
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPTS = {  # and what each must print
     "train_on_a_folder": "The teacher",
@@ -21,9 +23,11 @@ SCRIPTS = {  # and what each must print
 
 
 @pytest.fixture(autouse=True)
-def few_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def few_steps_and_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TSDFM_EXAMPLE_STEPS", "2")
+    sample = TextModel.sample
+    monkeypatch.setattr(TextModel, "sample", lambda model, n, **given: sample(model, n=min(n, 4), **given))
 
 
 def test_these_are_all() -> None:
