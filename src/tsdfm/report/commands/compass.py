@@ -11,7 +11,7 @@ from tsdfm.errors import UserError
 from tsdfm.report.desk import Desk
 from tsdfm.report.paper import QUOTES
 from tsdfm.report.rows import Plain
-from tsdfm.report.settings import CompassTableSettings
+from tsdfm.report.settings import CompassSettings
 from tsdfm.report.table import Column, Table
 from tsdfm.store.files import read_json
 
@@ -29,7 +29,7 @@ Figure = tuple[str, str, Any, Any, list[float] | None]
 """What was measured, its format, our value, the paper's, and our interval."""
 
 
-def run(settings: CompassTableSettings) -> Path:
+def run(settings: CompassSettings) -> Path:
     """Make the table; returns the path of its JSON."""
     desk = Desk("compass", settings)
     found = validations(desk)

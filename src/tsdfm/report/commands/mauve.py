@@ -41,7 +41,7 @@ def run(settings: MauveSettings) -> Path:
     columns = [Column("mauve_text", f"MAUVE, {names[0]}"), *(Column(f"mauve {n}", f"MAUVE, {n}") for n in names[1:])]
     table = Table("mauve", "MAUVE against held-out text", [SOURCE, METHOD, ORIGIN, STEPS, *columns])
     for model in desk.runs.models:
-        for steps in (settings.teacher_steps or settings.steps) if model.many_step else settings.steps:
+        for steps in settings.steps_of(model):
             found = compared(judges, desk.cell(model, steps).texts[:count], wanted, settings, desk.asked.seed)
             table.add(**desk.about(model), steps=steps, **found)
             desk.say(f"{model.name}: {steps} steps, MAUVE {found['mauve_text']}")
