@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tsdfm.distil.settings import NavigateSettings, PolicyName
 from tsdfm.errors import UserError
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from tsdfm.report.runs import TrainedRun
 
 Definition = Literal["paper", "geometric"]
-Counts, Floats = tuple[int, ...], tuple[float, ...]
-STEPS = {"low": 1, "high": 10**6}
+Counts = tuple[int, ...]
+Floats = tuple[float, ...]
+STEPS: dict[str, Any] = {"low": 1, "high": 10**6}
 MANY = "step counts of a many-step model; empty is `steps`"
 INSTEAD = "(a blind student where there is no such run)"
 DEFINITION = "perplexity of several texts: the mean of theirs, or exp of their mean log, which one bad text moves less"
