@@ -68,14 +68,9 @@ def validations(desk: Desk) -> dict[str, Plain]:
 
 def figures(exam: Plain, paper: Plain) -> Iterator[Figure]:
     """How often the real state has the lower energy, by strategy; single numbers; the mean energy by time."""
+    known, intervals = paper.get("accuracy", {}), exam.get("intervals", {})
     for name, value in exam["accuracy"].items():
-        yield (
-            f"accuracy, {name}",
-            ".1%",
-            value,
-            paper.get("accuracy", {}).get(name),
-            exam.get("intervals", {}).get(name),
-        )
+        yield f"accuracy, {name}", ".1%", value, known.get(name), intervals.get(name)
     for name, (what, form) in SINGLE.items():
         value = exam.get(name)
         if name == "samples_with_violation" and value is not None:
