@@ -128,16 +128,14 @@ def walk(
 
 def diversity(groups: Tensor, end: int) -> Plain:
     """The metrics of tokens [midpoints, completions, L], averaged over midpoints, with intervals over them."""
-    values: dict[str, list[float]] = {"self_bleu": [], "edit_distance": [], "agreement": [], "distinct_2": []}
-    entropies = []
-    for group in groups:
-        texts = [written(row, end) for row in group]
-        values["self_bleu"].append(fmean(self_bleu([row.tolist() for row in texts])))
-        values["edit_distance"].append(fmean(position_difference(group)))
-        values["agreement"].append(fmean(token_agreement(group)))
-        values["distinct_2"].append(NgramPool(texts, 2).distinct())
-        entropies += entropy_bits(texts)
-    out: Plain = {"entropy_bits": fmean(entropies)}
+    each = [[written(row, end) for row in group] for group in groups]
+    values = {
+        "self_bleu": [fmean(self_bleu([row.tolist() for row in texts])) for texts in each],
+        "edit_distance": [fmean(position_difference(group)) for group in groups],
+        "agreement": [fmean(token_agreement(group)) for group in groups],
+        "distinct_2": [NgramPool(texts, 2).distinct() for texts in each],
+    }
+    out: Plain = {"entropy_bits": fmean(bits for texts in each for bits in entropy_bits(texts))}
     for name, found in values.items():
         made = mean_interval(found)
         out |= {name: made.value, f"{name}_interval": made.interval}
