@@ -42,7 +42,7 @@ def candidates(settings: CandidatesSettings) -> Path:
     last = [Column("seconds", "seconds", format=".1f")]
     table = guided_table(desk, title, [Column("k", "K")], settings.temperatures, last)
     for run in desk.runs.pick(settings.method):
-        blind = blind_line(desk, run, settings.steps, settings.temperatures)
+        blind = swept(desk, run, settings.steps, settings.temperatures)
         for k in (0, *settings.k):
             navigate = replace(settings.navigate, k=max(k, 1))
             guide = desk.guide(run, settings.policy if k else "blind", navigate, settings.compass)
@@ -62,7 +62,7 @@ def policy(settings: PolicySettings) -> Path:
     for run in desk.runs.pick(settings.method):
         guides = {n: desk.guide(run, by, settings.navigate, settings.compass) for n, by in POLICIES.items()}
         for steps in settings.steps:
-            blind = blind_line(desk, run, steps, settings.temperatures)
+            blind = swept(desk, run, steps, settings.temperatures)
             for name, guide in guides.items():
                 table.add(**guided_row(desk, run, steps, guide, blind), policy=name)
     for steps, policies in desk.quote.figures.items():
@@ -117,14 +117,10 @@ def guided_table(
     return table
 
 
-def blind_line(desk: Desk, run: TrainedRun, steps: int, temperatures: Sequence[float]) -> Line | None:
-    """The run's sweep without guidance, if one is wanted."""
-    return swept(desk, run, steps, temperatures) if temperatures else None
-
-
-def guided_row(desk: Desk, run: TrainedRun, steps: int, guide: Guide | None, blind: Line | None = None) -> Plain:
-    """A row of the run's texts, with the seconds they took and the ratio to the `blind` sweep at the same entropy."""
-    return cell_row(desk, run, desk.cell(run, steps, guide=guide), guide=guide, control=blind if guide else None)
+def guided_row(desk: Desk, run: TrainedRun, steps: int, guide: Guide | None, blind: Line) -> Plain:
+    """A row of the run's texts, with the seconds they took and the ratio to the `blind` sweep, if it has a point."""
+    control = blind if guide and blind.cells else None
+    return cell_row(desk, run, desk.cell(run, steps, guide=guide), guide=guide, control=control)
 
 
 def quoted_row(figures: Figures, **key: object) -> Plain:
