@@ -131,8 +131,8 @@ VERBS = {
     ),
     **{
         f"report {name}": Verb(
-            f"tsdfm.report.settings:{made.settings}",
-            f"tsdfm.report.{made.run}",
+            f"tsdfm.report.settings:{name.capitalize()}Settings",
+            f"tsdfm.report.commands.{made.run}",
             made.help,
             positional="runs",
             epilog=f"tsdfm report {name} {made.example}",

@@ -27,10 +27,10 @@ from tsdfm.metrics.ngrams import TextStats, entropy_bits
 from tsdfm.report.bench import Bench, bias_key, judge_stories, spread
 from tsdfm.report.cells import Cells, load_cell, written
 from tsdfm.report.measure import run
-from tsdfm.report.rows import Row, marked
+from tsdfm.report.rows import Row, marked, rows_in
 from tsdfm.report.runs import run_at
 from tsdfm.report.settings import MeasureSettings
-from tsdfm.report.summary import closing, read_rows
+from tsdfm.report.summary import closing
 from tsdfm.samples.guide import Guide
 from tsdfm.samples.model import TextModel
 from tsdfm.store.files import write_json
@@ -305,4 +305,4 @@ def test_an_error_of_one_process_ends_all(report_home: Path, tmp_path: Path) -> 
 def test_measured_passes_may_be_a_mean(tmp_path: Path) -> None:
     row = {"method": "dream", "source": "mask", "steps": 8, "nfe": 7.96, "samples": 2, "entropy_bits": 4.0}
     write_json(tmp_path / "metrics.json", [row])
-    assert read_rows(tmp_path)[0].nfe == 7.96
+    assert rows_in(tmp_path / "metrics.json")[0].nfe == 7.96

@@ -326,6 +326,6 @@ def test_temperatures_are_refused_before_anything_is_sampled(kind: type[Any], ba
 def test_every_table_has_its_maker_and_its_command() -> None:
     for name in TABLES:
         verb = VERBS[f"report {name}"]
-        maker = load(f"tsdfm.report.{TABLES[name].run}")
+        maker = load(f"tsdfm.report.commands.{TABLES[name].run}")
         assert load(verb.run) is maker
         assert get_type_hints(maker)["settings"] is load(verb.settings)

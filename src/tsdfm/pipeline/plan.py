@@ -249,7 +249,7 @@ def with_report(plan: Plan, recipe: Recipe) -> Plan:
         if name == "compass" and not models:
             continue  # one that is used from elsewhere, and was not examined there
         module, _, function = TABLES[name].run.partition(":")
-        run = getattr(import_module(f"tsdfm.report.{module}"), function)
+        run = getattr(import_module(f"tsdfm.report.commands.{module}"), function)
         given = {"runs": [plan.out, *(path for path in models if path.parent != plan.out)], **table(sections, name)}
         tables.append(Table(name, run, build(get_type_hints(run)["settings"], given, f"report.{name}")))
     return replace(plan, tables=tuple(tables), report=report)

@@ -164,10 +164,18 @@ class Bench:
 
     def scores(self, cell: Cell, judge: Judge) -> list[Score]:
         """A judge's scores of a cell; those of a network are kept beside the cells, as they cost time."""
-        if isinstance(judge, WorldJudge) or self.cells.folder is None:
-            return judge.score(cell.texts, prefixes=cell.prefixes)
-        with progress(f"{judge.name} reads", len(cell.texts)) as on_done:
-            return book_at(self.cells.folder / SCORES).score(judge, cell.texts, cell.prefixes, on_done=on_done)
+        kept = None if isinstance(judge, WorldJudge) or self.cells.folder is None else self.cells.folder / SCORES
+        return scores_of(judge, cell.texts, cell.prefixes, kept, f"{judge.name} reads")
+
+
+def scores_of(
+    judge: Judge, texts: Sequence[str], prefixes: Sequence[str] | None, kept: Path | None, what: str
+) -> list[Score]:
+    """A judge's scores of texts, by way of the file that keeps them if there is one; `what` stands beside the bar."""
+    with progress(what, len(texts)) as on_done:
+        if kept is None:
+            return judge.score(texts, prefixes=prefixes, on_done=on_done)
+        return book_at(kept).score(judge, texts, prefixes, on_done=on_done)
 
 
 def judge_stories(texts: Sequence[str], world: World) -> StoryScores:

@@ -90,6 +90,11 @@ class Cell:
         about |= {} if given is None else {"prefixes": prefixes, "given": given.tolist()}
         return cls(**{**about, "texts": texts, "tokens": tokens.tolist(), **more})
 
+    def continuations(self) -> list[str]:
+        """What comes after the prefix of each text; the whole text where there is none."""
+        prefixes = self.prefixes or [""] * len(self.texts)
+        return [text[len(prefix) :] for text, prefix in zip(self.texts, prefixes, strict=True)]
+
     def rows(self) -> list[Tensor]:
         """What was written of each row [n] int64: without anchor, prefix and padding."""
         given = self.given or [0] * len(self.tokens)

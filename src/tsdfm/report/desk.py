@@ -15,10 +15,11 @@ from tsdfm.errors import UserError
 from tsdfm.ranges import Range
 from tsdfm.report.bench import Bench
 from tsdfm.report.cells import Cell, Cells, hardware
+from tsdfm.report.paper import QUOTES
 from tsdfm.report.rows import REAL, Plain, Row
 from tsdfm.report.runs import TrainedRun, find_runs
 from tsdfm.report.settings import GuidedSettings, MeasureSettings, ReportSettings
-from tsdfm.report.table import Table
+from tsdfm.report.table import Column, Quote, Table
 from tsdfm.samples.guide import Guide, guide_from
 from tsdfm.store.bundle import is_bundle
 from tsdfm.store.manifest import NAME as MANIFEST
@@ -54,6 +55,15 @@ class Desk(Bench):
         if modelled and not self.runs.models:
             raise UserError(f"no model in {self.runs.home}: name a teacher or a student")
         self._real: Row | None = None
+
+    @property
+    def quote(self) -> Quote:
+        """The paper's table that ours stands beside."""
+        return QUOTES[self.name]
+
+    def table(self, title: str, columns: list[Column]) -> Table:
+        """The command's own table, without rows as yet."""
+        return Table(self.name, title, columns, quote=QUOTES.get(self.name))
 
     def say(self, line: str) -> None:
         """A line on what has been done, for those who want to see it."""

@@ -8,12 +8,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tsdfm.judges import Judge, judge_from, score_file
-from tsdfm.judges.base import OnDone, Score
+from tsdfm.judges import Judge, judge_from
 from tsdfm.judges.settings import JudgeScoreSettings
 from tsdfm.judges.texts import Texts, read_texts
 from tsdfm.metrics.perplexity import judge_scores
-from tsdfm.report.bench import progress
+from tsdfm.report.bench import scores_of
 from tsdfm.report.rows import Plain, estimate, plain
 from tsdfm.report.summary import with_interval
 from tsdfm.report.table import Column, Table
@@ -41,8 +40,7 @@ def run(settings: JudgeScoreSettings) -> list[Plain]:
     cache = settings.cache or (settings.out.with_suffix(".scores.jsonl") if settings.out is not None else None)
     rows, scores = [], {}
     for path, found in files.items():
-        with progress(f"scoring {path.name}", len(found.texts)) as on_done:
-            scores[str(path)] = scored(judge, found, cache, on_done)
+        scores[str(path)] = scores_of(judge, found.texts, found.prefixes, cache, f"scoring {path.name}")
         own = own_tokens(tokenizer, found) if tokenizer is not None else None
         rows.append({"file": str(path), "samples": len(found.texts), **plain(judge_scores(scores[str(path)], own))})
     if settings.out is not None:
@@ -51,13 +49,6 @@ def run(settings: JudgeScoreSettings) -> list[Plain]:
         write_json(settings.out, {**about, "rows": rows, "scores": every})
     table_of(judge, rows).show(Console(width=120))
     return rows
-
-
-def scored(judge: Judge, found: Texts, cache: Path | None, on_done: OnDone) -> list[Score]:
-    """The scores of one file's texts, by way of the cache if there is one."""
-    if cache is None:
-        return judge.score(found.texts, prefixes=found.prefixes, on_done=on_done)
-    return score_file(judge, found.texts, cache, prefixes=found.prefixes, on_done=on_done)
 
 
 def own_tokens(tokenizer: Tokenizer, found: Texts) -> list[int]:

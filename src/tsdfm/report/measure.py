@@ -23,10 +23,10 @@ from tsdfm.report.bench import Bench
 from tsdfm.report.cells import Cells
 from tsdfm.report.commands.frontier import frontier
 from tsdfm.report.desk import Desk, spoken
-from tsdfm.report.rows import marked
+from tsdfm.report.rows import marked, rows_in
 from tsdfm.report.runs import run_at
 from tsdfm.report.settings import FrontierSettings, MeasureRunsSettings, MeasureSettings
-from tsdfm.report.summary import by_steps, every_row, read_rows, texts_of
+from tsdfm.report.summary import by_steps, every_row, texts_of
 from tsdfm.store.bundle import on_disk
 from tsdfm.store.files import write_json
 from tsdfm.store.manifest import write_manifest
@@ -81,7 +81,7 @@ def deal(steps: Sequence[Sequence[int]], hands: int) -> list[list[tuple[int, int
 
 def told(desk: Desk, out: Path) -> None:
     """Say what was measured."""
-    rows = read_rows(out)
+    rows = rows_in(out / "metrics.json")
     if not desk.settings.verbose:
         by_steps(rows).show()
     count = f"{sum(row.steps is not None for row in rows)} cells of {desk.asked.samples} texts, and held-out text"

@@ -16,9 +16,7 @@ Figures = tuple[float, float, float, float]
 
 def numbered(found: Any) -> Any:
     """Keys of TOML are texts; those that are numbers (steps, τ, times) become numbers."""
-    if not isinstance(found, dict):
-        return found
-    return {number(name): numbered(value) for name, value in found.items()}
+    return {number(k): numbered(v) for k, v in found.items()} if isinstance(found, dict) else found
 
 
 def number(name: str) -> str | int | float:

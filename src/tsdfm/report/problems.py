@@ -132,8 +132,7 @@ class Marks:
 
 def mark(problems: Problems, cell: Cell, times: int) -> Marks:
     """Judge the texts of a cell, `times` for each problem in turn."""
-    starts = cell.prefixes or [""] * len(cell.texts)
-    written = [text[len(start) :] for text, start in zip(cell.texts, starts, strict=True)]
+    written = cell.continuations()
     of_sums, found = problems.of_sums, np.zeros((len(problems.prompts) + problems.too_long, 4))
     for p, (prompt, expected) in enumerate(zip(problems.prompts, problems.answers, strict=True)):
         for answer in written[p * times : (p + 1) * times]:

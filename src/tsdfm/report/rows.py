@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Required, Self, TypedDict, TypeVar
+from typing import Any, Required, Self, TypedDict, TypeVar, get_type_hints
 
 from tsdfm.errors import UserError
 from tsdfm.metrics.intervals import Estimate
@@ -45,15 +45,15 @@ class Row:
 
     method: str
     source: str | None = None
-    steps: int | None = None
+    steps: Count | None = None
     nfe: float | None = None
     compass_calls: float | None = None
     guide: str | None = None
-    samples: int | None = None
+    samples: Count | None = None
     text: TextStats = field(default_factory=TextStats)
     judges: Mapping[str, JudgeScores] = field(default_factory=dict)
     story: StoryScores | None = None
-    length: int | None = None
+    length: Count | None = None
     temperature: float | None = None
     top_p: float | None = None
     jump: str | None = None
@@ -117,7 +117,7 @@ class Row:
 
     def plain(self) -> Plain:
         """For JSON."""
-        known = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("text", "judges", "story")}
+        known = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in RECORDS}
         out: Plain = {name: value for name, value in known.items() if value is not None or name not in OPTIONAL}
         if self.judges:
             out |= {"judge": self.judge, **plain(self.scores)}
@@ -131,7 +131,10 @@ class Row:
     @classmethod
     def read(cls, found: Mapping[str, Any]) -> Self:
         """A row from JSON, or `Wrong`. What is missing is not known."""
-        check(RowFile, found)
+        check(Figures, found)
+        for name, kind in get_type_hints(cls, include_extras=True).items():
+            if name not in RECORDS and found.get(name) is not None:
+                check(kind, found[name], name)
         flat = {"entropy_bits_interval": found.get("entropy_interval"), **found}
         judges = {name: record(JudgeScores, one) for name, one in (found.get("judges") or {}).items()}
         known: Plain = {f.name: found[f.name] for f in fields(cls) if found.get(f.name) is not None}
@@ -140,31 +143,12 @@ class Row:
         return cls(**{**known, "story": record(StoryScores, flat) if estimate(flat, "valid") else None})
 
 
-class RowFile(TypedDict, total=False):
-    """What is read of a row, besides its figures."""
+class Figures(TypedDict, total=False):
+    """What is read of a row's figures, besides those that are numbers."""
 
     method: Required[str]
-    source: str | None
-    steps: Count | None
-    nfe: int | float | None
-    compass_calls: int | float | None
-    guide: str | None
-    samples: Count | None
     judges: dict[str, Plain] | None
     broken_rules: dict[str, Count] | None
-    length: Count | None
-    temperature: int | float | None
-    top_p: int | float | None
-    jump: str | None
-    draw: str | None
-    precision: str | None
-    seed: int | None
-    run: str | None
-    checkpoint: str | None
-    hardware: str | None
-    tokens_per_s: int | float | None
-    texts: list[str] | None
-    collapsed: bool | None
     judge_tokens: Count | None
     characters: Count | None
     unscored: Count | None
@@ -184,6 +168,7 @@ def rows_of(found: Any, path: Path) -> list[Row]:
         raise UserError(f"{path} is damaged ({problem}): {MEND}") from None
 
 
+RECORDS = ("text", "judges", "story")
 OPTIONAL = ("jump", "draw", "precision", "run")
 """Fields that are left out where they are not known; the others are then null."""
 

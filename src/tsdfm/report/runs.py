@@ -11,14 +11,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tsdfm.engine.log import NAME as LOG
 from tsdfm.engine.log import read_metrics
 from tsdfm.errors import UserError
-from tsdfm.methods import jump_for, method, method_of, names
+from tsdfm.methods import Method, jump_for, method, method_of, names
+from tsdfm.nn.velocity import VelocitySpec, check_rows, spec_in
 from tsdfm.store.bundle import find_shipped, read_bundle, unshipped
 from tsdfm.store.checkpoint import has_checkpoint
 from tsdfm.store.manifest import NAME as MANIFEST
 from tsdfm.store.manifest import read_manifest
+from tsdfm.tokens.rows import TokenRows
 
 ORDER = ("teacher", "fs-dfm", "control", "ts-dfm")  # of methods in tables and figures; others come after
 SOURCES = ("uniform", "mask")
@@ -85,16 +89,24 @@ class TrainedRun:
         return found if isinstance(found, dict) else {}
 
     @property
+    def made_by(self) -> Method | None:
+        """Its method, if it has one."""
+        return method_of(self.manifest)
+
+    @property
+    def spec(self) -> VelocitySpec:
+        """What its network is, from its manifest."""
+        return spec_in(self.manifest, self.path)
+
+    @property
     def navigate(self) -> dict[str, Any] | None:
         """How a compass navigated its midpoints, if one did."""
-        method = method_of(self.manifest)
-        return dict(self.settings.get("navigate", {})) if method is not None and method.blind else None
+        return dict(self.settings.get("navigate", {})) if self.made_by and self.made_by.blind else None
 
     @property
     def many_step(self) -> bool:
         """Does its method need many steps, as a teacher does?"""
-        method = method_of(self.manifest)
-        return method is not None and method.many_step
+        return self.made_by is not None and self.made_by.many_step
 
     @property
     def prompted(self) -> bool:
@@ -104,8 +116,7 @@ class TrainedRun:
     @property
     def control(self) -> bool:
         """Is its method what one that navigates would be without a compass?"""
-        own = method_of(self.manifest)
-        return own is not None and own.name in {method(name).blind for name in names()}
+        return self.made_by is not None and self.made_by.name in {method(name).blind for name in names()}
 
     @property
     def order(self) -> tuple[int, int, str]:
@@ -128,7 +139,7 @@ class TrainedRun:
     def started_from(self) -> str | None:
         """The method of what it started from, as the literature calls it; its folder's name if it is gone."""
         origin = self.origin()
-        made_by = method_of(origin.manifest) if isinstance(origin, TrainedRun) else None
+        made_by = origin.made_by if isinstance(origin, TrainedRun) else None
         return made_by.title if made_by else origin.name if origin else None
 
     def tokens_seen(self) -> list[int | None]:
@@ -147,8 +158,7 @@ class TrainedRun:
     @property
     def bound_label(self) -> str:
         """What its bound is called: as its manifest says, or its method."""
-        method = method_of(self.manifest)
-        known = None if method is None else method.bound()
+        known = self.made_by.bound() if self.made_by else None
         return str(self.manifest.get("bound") or (known.label if known else "bound"))
 
     @cached_property
@@ -158,12 +168,8 @@ class TrainedRun:
 
     def parameters(self) -> int:
         """Weights of the network, counted without making them."""
-        import torch
-
-        from tsdfm.nn.velocity import spec_in
-
         with torch.device("meta"):
-            net = spec_in(self.manifest, self.path).network()
+            net = self.spec.network()
         return sum(p.numel() for p in net.parameters())
 
 
@@ -235,7 +241,9 @@ def find_runs(paths: Sequence[str | Path], tokens: str | Path | None = None, als
     if len(kinds) > 1:  # their entropies could not be compared
         one, other, *_ = (run.name for run in kinds.values())
         raise UserError(f"{one} and {other} have different tokenizers, so no table can compare them: report on each")
-    check_jumps([run for run in models if run.jump])
+    for run in models:
+        if run.jump:  # one that it cannot take is refused before anything is sampled
+            jump_for(run.jump, run.spec)
     if found is not None:
         same_tokens([run for run in models if run.shipped], found)
     return RunSet(home, models, compasses, found)
@@ -251,22 +259,11 @@ def once_more(word: str, runs: Sequence[TrainedRun]) -> list[TrainedRun]:
     return found
 
 
-def check_jumps(runs: Sequence[TrainedRun]) -> None:
-    """Refuse a jump that a run cannot take, before anything is sampled."""
-    from tsdfm.nn.velocity import spec_in
-
-    for run in runs:
-        jump_for(run.jump, spec_in(run.manifest, run.path))
-
-
 def same_tokens(runs: Sequence[TrainedRun], tokens: Path) -> None:
     """Refuse rows of another kind than those a bundle's models were trained on."""
-    from tsdfm.nn.velocity import check_rows, spec_in
-    from tsdfm.tokens.rows import TokenRows
-
     rows = TokenRows(tokens, "valid")
     for run in runs:
-        spec, bundle = spec_in(run.manifest, run.path), run.path.parent.name
+        spec, bundle = run.spec, run.path.parent.name
         layout = "document" if spec.anchor else "packed"
         made = f"tsdfm tokens --tokenizer-files {bundle} --length {spec.length} --layout {layout}"
         check_rows(spec, rows, bundle, f"make rows of your text with `{made} …`")

@@ -16,26 +16,43 @@ if TYPE_CHECKING:
     from tsdfm.report.runs import TrainedRun
 
 Definition = Literal["paper", "geometric"]
+Counts = tuple[int, ...]
+Floats = tuple[float, ...]
+STEPS: dict[str, Any] = {"low": 1, "high": 10**6}
+MANY = "step counts of a many-step model; empty is `steps`"
+INSTEAD = "(a blind student where there is no such run)"
 DEFINITION = "perplexity of several texts: the mean of theirs, or exp of their mean log, which one bad text moves less"
 BLIND = "temperatures of a sweep without guidance, to compare guided texts with at their entropy; empty is none"
 
 
-def check_lists(settings: Any) -> None:
-    """Refuse empty lists of step counts and temperatures, before anything is sampled; some may be left empty."""
-    usual = {field.name: field.default for field in fields(settings)}
-    for name in ("steps", "temperatures"):
-        if usual.get(name) and getattr(settings, name) == ():
-            raise UserError(f"{name} takes at least one value")
+class Listed(Settings):
+    """Refuses empty lists of step counts and temperatures, before anything is sampled; some may be left empty."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        usual = {field.name: field.default for field in fields(self)}  # type: ignore[arg-type]
+        for name in ("steps", "temperatures"):
+            if usual.get(name) and getattr(self, name) == ():
+                raise UserError(f"{name} takes at least one value")
+
+
+class Stepped(Listed):
+    """Has step counts, and a list of its own for many-step models."""
+
+    steps: Counts
+    teacher_steps: Counts
+
+    def steps_of(self, run: TrainedRun) -> Counts:
+        """The step counts of a run: a many-step model has a list of its own."""
+        return (self.teacher_steps or self.steps) if run.many_step else self.steps
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasureSettings(Settings):
+class MeasureSettings(Stepped):
     """What to sample and how to judge it."""
 
-    steps: tuple[int, ...] = option((4, 8, 16, 32), "step counts", low=1, high=10**6)
-    teacher_steps: tuple[int, ...] = option(
-        (4, 8, 16, 32, 256), "step counts of a many-step model; empty is `steps`", low=1, high=10**6
-    )
+    steps: Counts = option((4, 8, 16, 32), "step counts", **STEPS)
+    teacher_steps: Counts = option((4, 8, 16, 32, 256), MANY, **STEPS)
     samples: int = option(256, "texts for each step count", low=1)
     seed: int = option(0, "seed of the sampling", **SEED)
     temperature: float = option(1.0, "sampling temperature", low=0)
@@ -45,25 +62,15 @@ class MeasureSettings(Settings):
     judges: tuple[str, ...] = option((), "more judges, as `tsdfm judge score` takes them; may be given many times")
     show: int = option(2, "texts to keep as examples in each row", low=0)
     frontier: bool = option(False, "also sweep the temperature, for perplexity at matched entropy")
-    temperatures: tuple[float, ...] = option((0.7, 0.8, 0.9, 1.0, 1.1), "temperatures of the sweep", above=0)
-    frontier_steps: tuple[int, ...] = option((), "step counts of the sweep; empty is `steps`", low=1, high=10**6)
-    control: str = option(
-        "control", "the method a frontier is compared with (a blind student where there is no such run)"
-    )
+    temperatures: Floats = option((0.7, 0.8, 0.9, 1.0, 1.1), "temperatures of the sweep", above=0)
+    frontier_steps: Counts = option((), "step counts of the sweep; empty is `steps`", **STEPS)
+    control: str = option("control", f"the method a frontier is compared with {INSTEAD}")
     definition: Definition = option("paper", f"for the frontier, {DEFINITION}")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_lists(self)
-
-    def steps_of(self, run: TrainedRun) -> tuple[int, ...]:
-        """The step counts of a run: a many-step model has a list of its own."""
-        return (self.teacher_steps or self.steps) if run.many_step else self.steps
-
 
 @dataclass(frozen=True, kw_only=True)
-class ReportSettings(Settings):
+class ReportSettings(Listed):
     """Which runs a table is about, and how its texts are made and judged. What is none is as the runs were measured."""
 
     runs: tuple[ModelPath, ...] = required("a pipeline's folder, run folders, or a shipped model's name; RUN@JUMP")
@@ -82,19 +89,13 @@ class ReportSettings(Settings):
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     verbose: bool = option(False, "print whole tables and every cell; without it, what fits on a screen")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_lists(self)
-
 
 @dataclass(frozen=True, kw_only=True)
 class MeasureRunsSettings(ReportSettings):
     """Measure runs: sample each at several step counts and write `metrics.json`."""
 
-    steps: tuple[int, ...] = option((4, 8, 16, 32), "step counts", low=1, high=10**6)
-    teacher_steps: tuple[int, ...] = option(
-        (4, 8, 16, 32, 256), "step counts of a many-step model; empty is `steps`", low=1, high=10**6
-    )
+    steps: Counts = option((4, 8, 16, 32), "step counts", **STEPS)
+    teacher_steps: Counts = option((4, 8, 16, 32, 256), MANY, **STEPS)
     show: int = option(2, "texts to keep as examples in each row", low=0)
     frontier: bool = option(False, "also sweep the temperature")
 
@@ -103,23 +104,17 @@ class MeasureRunsSettings(ReportSettings):
 class MainSettings(ReportSettings):
     """Perplexity and entropy of every method at every step count, as the paper's main table."""
 
-    steps: tuple[int, ...] = option(
-        (), "step counts; empty is what the runs were measured with, or 4,8,16,32", low=1, high=10**6
-    )
-    teacher_steps: tuple[int, ...] = option(
-        (), "step counts of a many-step model; empty is as for `steps`, and 256", low=1, high=10**6
-    )
+    steps: Counts = option((), "step counts; empty is what the runs were measured with, or 4,8,16,32", **STEPS)
+    teacher_steps: Counts = option((), "step counts of a many-step model; empty is as for `steps`, and 256", **STEPS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FrontierSettings(ReportSettings):
     """Perplexity against entropy over a sweep of the temperature, and perplexity at matched entropy."""
 
-    steps: tuple[int, ...] = option((8,), "step counts", low=1, high=10**6)
-    temperatures: tuple[float, ...] = option((0.7, 0.8, 0.9, 1.0, 1.1), "sampling temperatures of the sweep", above=0)
-    control: str = option(
-        "control", "the method the others are compared with (a blind student where there is no such run)"
-    )
+    steps: Counts = option((8,), "step counts", **STEPS)
+    temperatures: Floats = option((0.7, 0.8, 0.9, 1.0, 1.1), "sampling temperatures of the sweep", above=0)
+    control: str = option("control", f"the method the others are compared with {INSTEAD}")
     definition: Definition = option("paper", DEFINITION)
     draws: int = option(400, "bootstrap draws of the intervals", low=2)
     unigram: str = option("", "the method (control, say) that is also swept with a unigram bias of its logits")
@@ -133,13 +128,9 @@ class FrontierSettings(ReportSettings):
 class NeighboursSettings(ReportSettings):
     """Methods beside each other at a few steps, as the paper's few-step table; RUN@JUMP is a run by another jump."""
 
-    steps: tuple[int, ...] = option(
-        (8, 16), "step counts; the figure and the reference curve are of the first", low=1, high=10**6
-    )
+    steps: Counts = option((8, 16), "step counts; the figure and the reference curve are of the first", **STEPS)
     reference: str = option("", "the run, or the method as tables call it, of the reference curve; empty is the first")
-    temperatures: tuple[float, ...] = option(
-        (0.7, 0.8, 0.9, 1.0, 1.1, 1.2), "sampling temperatures of the curves", above=0
-    )
+    temperatures: Floats = option((0.7, 0.8, 0.9, 1.0, 1.1, 1.2), "sampling temperatures of the curves", above=0)
     curves: bool = option(True, "sweep the temperature of every run, for the figure; off: of the reference alone")
 
 
@@ -147,7 +138,7 @@ class NeighboursSettings(ReportSettings):
 class ThresholdSettings(ReportSettings):
     """Students by τ and by what they started from, as the paper's threshold table."""
 
-    steps: tuple[int, ...] = option((8, 16), "step counts", low=1, high=10**6)
+    steps: Counts = option((8, 16), "step counts", **STEPS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,14 +157,14 @@ class GuidedSettings(ReportSettings):
 class SweptSettings(GuidedSettings):
     """What guided texts are compared with."""
 
-    temperatures: tuple[float, ...] = option((), BLIND, above=0)
+    temperatures: Floats = option((), BLIND, above=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CandidatesSettings(SweptSettings):
     """Guided generation with K candidates, as the paper's table of K."""
 
-    steps: int = option(8, "network passes", low=1, high=10**6)
+    steps: int = option(8, "network passes", **STEPS)
     k: tuple[int, ...] = option((1, 2, 3, 5, 8), "numbers of candidates", low=1, high=2**16)
     policy: PolicyName = option("sequence-to-token", "the policy")
 
@@ -182,14 +173,14 @@ class CandidatesSettings(SweptSettings):
 class PolicySettings(SweptSettings):
     """Generation without guidance and with each policy, as the paper's policy table."""
 
-    steps: tuple[int, ...] = option((8, 16), "step counts (the paper has 8, 16, 32 and 64)", low=1, high=10**6)
+    steps: Counts = option((8, 16), "step counts (the paper has 8, 16, 32 and 64)", **STEPS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RefinementSettings(GuidedSettings):
     """What the token phase does, at generation and in training, as the paper's refinement table."""
 
-    steps: tuple[int, ...] = option((8, 16), "step counts (the paper has 8, 16 and 64)", low=1, high=10**6)
+    steps: Counts = option((8, 16), "step counts (the paper has 8, 16 and 64)", **STEPS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,16 +188,14 @@ class DiversitySettings(ReportSettings):
     """How much completions of one midpoint differ, as the paper's table of midpoint diversity."""
 
     method: str = option("ts-dfm", "the student (any student, or a teacher, where there is no such run)")
-    steps: tuple[int, ...] = option(
-        (8,), "step counts of a whole generation (the paper has 8 and 64)", low=1, high=10**6
-    )
-    times: tuple[float, ...] = option((0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9), "times of the midpoint", low=0, below=1)
+    steps: Counts = option((8,), "step counts of a whole generation (the paper has 8 and 64)", **STEPS)
+    times: Floats = option((0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9), "times of the midpoint", low=0, below=1)
     midpoints: int = option(8, "midpoints of each time (the paper has 48)", low=1)
     completions: int = option(10, "completions of each midpoint", low=2)
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompassTableSettings(ReportSettings):
+class CompassSettings(ReportSettings):
     """The validation of each compass, as the paper's appendix."""
 
 
@@ -221,19 +210,17 @@ class OverheadSettings(ReportSettings):
 class PrefixSettings(ReportSettings):
     """Continuations of held-out prefixes, of which the continuation alone is judged."""
 
-    steps: tuple[int, ...] = option((4, 8, 16), "step counts", low=1, high=10**6)
+    steps: Counts = option((4, 8, 16), "step counts", **STEPS)
     share: float = option(0.25, "how much of a held-out text is given", above=0, below=1)
     prefix_tokens: int | None = option(None, "give so many tokens of it instead", low=1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnswersSettings(ReportSettings):
+class AnswersSettings(ReportSettings, Stepped):
     """Problems solved with k answers by steps, as the paper's table of GSM8K, beside what chance gives."""
 
-    steps: tuple[int, ...] = option((4, 8), "step counts", low=1, high=10**6)
-    teacher_steps: tuple[int, ...] = option(
-        (4, 8, 32, 256), "step counts of a many-step model; empty is `steps`", low=1, high=10**6
-    )
+    steps: Counts = option((4, 8), "step counts", **STEPS)
+    teacher_steps: Counts = option((4, 8, 32, 256), MANY, **STEPS)
     k: tuple[int, ...] = option((1, 8, 16, 32), "answers of which one has to be right", low=1)
     n: int = option(32, "answers of each problem, from which pass@k is estimated", low=1, high=2**16)
     problems: int | None = option(None, "held-out problems, evenly spread; none: all", low=1)
@@ -248,24 +235,20 @@ class AnswersSettings(ReportSettings):
         if not self.k or max(self.k) > self.n:
             raise UserError(f"pass@{max(self.k, default=1)} needs as many answers of each problem: raise n, or lower k")
 
-    def steps_of(self, run: TrainedRun) -> tuple[int, ...]:
-        """The step counts of a run: a many-step model has a list of its own."""
-        return (self.teacher_steps or self.steps) if run.many_step else self.steps
-
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingSettings(ReportSettings):
     """Runs of several sizes beside each other, as the paper's scaling table."""
 
-    steps: tuple[int, ...] = option((4, 8, 16, 32), "step counts", low=1, high=10**6)
+    steps: Counts = option((4, 8, 16, 32), "step counts", **STEPS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class MauveSettings(ReportSettings):
+class MauveSettings(ReportSettings, Stepped):
     """How near texts come to held-out text, as features of a judge see them."""
 
-    steps: tuple[int, ...] = option((4, 8, 16, 32), "step counts", low=1, high=10**6)
-    teacher_steps: tuple[int, ...] = option((), "step counts of a many-step model; empty is `steps`", low=1, high=10**6)
+    steps: Counts = option((4, 8, 16, 32), "step counts", **STEPS)
+    teacher_steps: Counts = option((), MANY, **STEPS)
     clusters: int | None = option(None, "clusters of the features; none is a tenth of the texts", low=2)
     draws: int = option(200, "bootstrap draws of the intervals", low=2)
 

@@ -15,15 +15,10 @@ from tsdfm.terminal import visible
 MOST = 12  # rows of the table that a pipeline ends with
 
 
-def read_rows(report: str | Path) -> list[Row]:
-    """The rows of a report's `metrics.json`."""
-    return rows_in(Path(report) / "metrics.json")
-
-
 def closing(out: Path, page: Path | None = None, console: Console | None = None) -> None:
     """What a pipeline ends with: one table of at most twelve rows, three texts, and where the report lies."""
     console = console or Console(width=None if Console().is_terminal else 120)
-    rows = read_rows(out / "report")
+    rows = rows_in(out / "report" / "metrics.json")
     table = by_steps(rows)
     if len(table.rows) > MOST:
         table.notes.append(f"and {len(table.rows) - MOST} more models in {out / 'report' / 'metrics.json'}")

@@ -9,12 +9,14 @@ from dataclasses import asdict, dataclass
 import torch
 
 from tsdfm.charts import Axis, Chart, Point, Series
+from tsdfm.metrics.intervals import Estimate
 from tsdfm.metrics.matched import Curves, PooledEntropy, Sweep, compare, mean_entropy
 from tsdfm.metrics.ngrams import entropy_bits
 from tsdfm.report.cells import Cell
 from tsdfm.report.desk import Desk
 from tsdfm.report.rows import REAL, Plain, Row
 from tsdfm.report.runs import TrainedRun
+from tsdfm.report.summary import with_interval
 from tsdfm.report.unigram import SUFFIX, Fit
 from tsdfm.samples.guide import Guide
 
@@ -75,9 +77,7 @@ class Line:
 
 def ratio_text(value: float | None, interval: tuple[float, float] | None) -> str | None:
     """`0.873 [0.81, 0.94]`."""
-    if value is None:
-        return None
-    return f"{value:.3f}" + (f" [{interval[0]:.2f}, {interval[1]:.2f}]" if interval else "")
+    return with_interval(None if value is None else Estimate(value, *(interval or ())), ".3f", ".2f")
 
 
 def see(desk: Desk, cell: Cell, row: Row, *, temperature: float, geometric: bool = False) -> Seen:

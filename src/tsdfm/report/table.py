@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -38,7 +38,7 @@ class Column:
     """What of a row to show. `format` is Python's (`.2f`, `.1%`, `,d`), or `text`."""
 
     name: str
-    label: str
+    label: str = ""
     align: Literal["left", "right"] = "right"
     format: str = "text"
 
@@ -124,7 +124,7 @@ class Table:
         return {
             "title": self.title,
             "columns": [asdict(column) for column in self.columns],
-            "rows": without_nan(self.rows),
+            "rows": mapped(self.rows, finite_or_none),
             "notes": self.footnotes(),
             "paper": {name: getattr(self.quote, name) for name in quoted} if self.quote else None,
             **self.about,
@@ -171,12 +171,17 @@ class Table:
         return "\n".join([*lines, "", *notes]) + "\n"
 
 
-def without_nan(value: Any) -> Any:
-    """Plain values with None for what JSON has no number for."""
+def mapped(value: Any, leaf: Callable[[Any], Any]) -> Any:
+    """Plain values with every text and number passed through `leaf`."""
     if isinstance(value, Mapping):
-        return {name: without_nan(item) for name, item in value.items()}
+        return {name: mapped(item, leaf) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [without_nan(item) for item in value]
+        return [mapped(item, leaf) for item in value]
+    return leaf(value)
+
+
+def finite_or_none(value: Any) -> Any:
+    """A value of JSON, which has no word for NaN and infinities: those are none."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tsdfm.report.page.gather import styles_of, way_label
 from tsdfm.report.page.markup import document
-from tsdfm.report.page.ways import finished, player_data, players
+from tsdfm.report.page.ways import player_data, players
 from tsdfm.samples.trajectory import Trajectory
 
 
@@ -19,6 +19,4 @@ def trajectory_page(ways: Sequence[Trajectory]) -> str:
         data={"players": [player_data(group, styles) for group in groups]},
         groups=groups,
         styles=styles,
-        way_label=way_label,
-        finished=finished,
     )

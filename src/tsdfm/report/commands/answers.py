@@ -17,12 +17,11 @@ from tsdfm.errors import UserError
 from tsdfm.judges.answers import by_commonest, by_histogram
 from tsdfm.metrics.intervals import mean_interval
 from tsdfm.report.desk import Desk
-from tsdfm.report.paper import QUOTES
 from tsdfm.report.problems import Marks, Problems, held_out_problems, mark, problems_in, training_numbers
 from tsdfm.report.rows import Plain
 from tsdfm.report.runs import TrainedRun
 from tsdfm.report.settings import AnswersSettings
-from tsdfm.report.table import METHOD, ORIGIN, SOURCE, STEPS, Column, Table
+from tsdfm.report.table import METHOD, ORIGIN, SOURCE, STEPS, Column, Quote, Table
 from tsdfm.tokens.rows import TokenRows
 
 HISTOGRAM, COMMONEST = "chance: training answers drawn", "chance: the commonest in turn"
@@ -44,11 +43,10 @@ def run(settings: AnswersSettings) -> Path:
     else:
         problems = problems_in(settings.file, rows, settings.prompt, settings.field, settings.problems)
     found = answered(desk, models, problems, settings)
-    columns = columns_of(settings, problems)
-    table = Table("answers", "Problems solved with k answers (%)", columns, quote=QUOTES["answers"])
+    table = desk.table("Problems solved with k answers (%)", columns_of(settings, problems))
     table.rows = [told(desk, key, *found[key], settings) for key in found]
     table.rows += chance(problems, training_numbers(TokenRows(rows.folder, "train")), settings)
-    table.rows += [] if problems.of_sums else quoted(settings)
+    table.rows += [] if problems.of_sums else quoted(desk.quote, settings)
     count = len(problems.prompts) + problems.too_long
     table.notes += notes(problems, settings, count)
     table.about = {"samples": count * settings.n, "problems": count, "answers_a_problem": settings.n}
@@ -84,20 +82,15 @@ def told(
     source, method, steps = key
     shown: Plain = {}
     for k in settings.k:
-        shown |= cells(f"@{k}", mean_of([one.passes(k) for one in marks]))
-        shown |= cells(f" exact@{k}", mean_of([one.passes(k, exact=True) for one in marks]))
+        shown |= cells(f"@{k}", np.mean([one.passes(k) for one in marks], 0))
+        shown |= cells(f" exact@{k}", np.mean([one.passes(k, exact=True) for one in marks], 0))
     for name in ("holds", "follows"):
         values = [getattr(one, name) for one in marks]
-        shown |= cells(f" {name}", mean_of(values)) if values[0] is not None else {}
+        shown |= cells(f" {name}", np.mean(values, 0)) if values[0] is not None else {}
     several = f", {len(runs)} runs" if len(runs) > 1 else ""
     each = [{"run": one.name, "pass@1": float(m.passes(1).mean())} for one, m in zip(runs, marks, strict=True)]
     known = {"source": source, "method": f"{method}{several}", "steps": steps, "runs": each}
     return {**known, "origin": desk.about(runs[0])["origin"], **shown}
-
-
-def mean_of(values: Sequence[np.ndarray]) -> np.ndarray:
-    """The mean of each problem over runs."""
-    return np.asarray(np.stack(values).mean(0))
 
 
 def cells(name: str, values: np.ndarray) -> Plain:
@@ -122,9 +115,9 @@ def chance(problems: Problems, known: Sequence[Fraction], settings: AnswersSetti
     return out
 
 
-def quoted(settings: AnswersSettings) -> list[Plain]:
+def quoted(quote: Quote, settings: AnswersSettings) -> list[Plain]:
     """The paper's rows, at the k that both have."""
-    quote, out = QUOTES["answers"], list[Plain]()
+    out = list[Plain]()
     for method, by_steps in quote.figures.items():
         for steps, figures in by_steps.items():
             row = quote.row(source=quote.sources.get(method, "uniform"), method=method, steps=steps)
@@ -157,10 +150,8 @@ def differences(desk: Desk, found: Found, settings: AnswersSettings) -> None:
         for other, at in rivals(found, source, steps, settings):
             row: Plain = {"source": source, "steps": steps, "method": method, "against": f"{other}, {at} steps"}
             for k in settings.k:
-                one, two = (
-                    mean_of([m.passes(k) for m in found[each][1]])
-                    for each in ((source, method, steps), (source, other, at))
-                )
+                pair = ((source, method, steps), (source, other, at))
+                one, two = (np.mean([m.passes(k) for m in found[each][1]], 0) for each in pair)
                 row |= cells(f"@{k}", one - two)
             table.rows.append(row)
     table.notes.append("paired: the same problems, so that intervals are of the difference itself")

@@ -26,10 +26,10 @@ def main(settings: MainSettings) -> Path:
     desk = Desk("main", settings, judged=True, modelled=True)
     found = {run: desk.rows(run, steps_of(settings, desk, run)) for run in desk.runs.models}
     counts = {row.steps for rows in found.values() for row in rows if row.steps is not None}
-    quote = QUOTES["main"]
+    quote = desk.quote
     quoted_ones = {run.source: quote.figures[run.source] for run in found if run.source in quote.figures}
     columns = [*NAMES, *step_columns(counts | ({MANY} if quoted_ones else set()))]
-    table = Table("main", "Perplexity (entropy in bits) by method and steps", columns, quote=quote)
+    table = desk.table("Perplexity (entropy in bits) by method and steps", columns)
     for run, rows in found.items():
         add_run(desk, table, run, rows)
     for source, methods in quoted_ones.items():
@@ -68,13 +68,12 @@ def scaling(settings: ScalingSettings) -> Path:
     """`tsdfm report scaling`: runs of several sizes; returns the path of its JSON."""
     desk = Desk("scaling", settings, judged=True)
     columns = [Column("parameters", "parameters", format=",d"), *NAMES, *step_columns({*settings.steps, MANY})]
-    title = "Scaling: perplexity (entropy in bits) by size and steps"
-    table = Table("scaling", title, columns, quote=QUOTES["scaling"])
+    table = desk.table("Scaling: perplexity (entropy in bits) by size and steps", columns)
     for run in sorted(desk.runs.models, key=TrainedRun.parameters):  # stable: equal sizes keep their order
         add_run(desk, table, run, desk.rows(run, settings.steps))
     if len({row["parameters"] for row in table.rows}) < 2:
         table.notes.append("all runs have one size: give folders of runs of other sizes too")
-    small, large = QUOTES["main"], QUOTES["scaling"]
+    small, large = QUOTES["main"], desk.quote
     for method, name in SMALL.items():
         found = quoted(small.figures["uniform"][name])
         table.rows.append(small.row(method=method, parameters=170_000_000, **found))
@@ -91,19 +90,17 @@ def threshold(settings: ThresholdSettings) -> Path:
         raise UserError(f"no student in {desk.runs.home} was trained with navigated midpoints: train one for each τ")
     columns = [SOURCE, Column("tau", "τ", format="g"), Column("init", "init", "left"), METHOD, ORIGIN]
     columns += step_columns(settings.steps) + (valid_columns(settings.steps) if desk.asked.world else [])
-    title = "Effect of the time threshold τ: perplexity (entropy in bits)"
-    quote = QUOTES["threshold"]
-    table = Table("threshold", title, columns, quote=quote)
+    table = desk.table("Effect of the time threshold τ: perplexity (entropy in bits)", columns)
     tau_of = {run: float((run.navigate or {})["tau"]) for run in navigated}
     for run in sorted(navigated, key=lambda run: (run.source != "uniform", tau_of[run], str(run.started_from()))):
         add_run(desk, table, run, desk.rows(run, settings.steps), tau=tau_of[run])
     for source in dict.fromkeys(row["source"] for row in table.rows):
-        for init, by_steps in quote.figures.get(source, {}).items():
+        for init, by_steps in desk.quote.figures.get(source, {}).items():
             for tau in (0.02, 0.2, 0.4):
                 figures = {at: by_tau[tau] for at, by_tau in by_steps.items()}
                 marks = [f"at_{at}" for at, (entropy, _) in figures.items() if entropy < PAPER_COLLAPSE]
                 known = {"source": source, "tau": tau, "init": init, "method": "ts-dfm", "marks": marks}
-                table.rows.append(quote.row(**known, **quoted(figures)))
+                table.rows.append(desk.quote.row(**known, **quoted(figures)))
     if len(set(tau_of.values())) < 2:
         table.notes.append("one τ only: train students with other --navigate.tau into the same folder to compare them")
     add_target(desk, table)

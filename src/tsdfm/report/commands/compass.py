@@ -11,7 +11,7 @@ from tsdfm.errors import UserError
 from tsdfm.report.desk import Desk
 from tsdfm.report.paper import QUOTES
 from tsdfm.report.rows import Plain
-from tsdfm.report.settings import CompassTableSettings
+from tsdfm.report.settings import CompassSettings
 from tsdfm.report.table import Column, Table
 from tsdfm.store.files import read_json
 
@@ -29,7 +29,7 @@ Figure = tuple[str, str, Any, Any, list[float] | None]
 """What was measured, its format, our value, the paper's, and our interval."""
 
 
-def run(settings: CompassTableSettings) -> Path:
+def run(settings: CompassSettings) -> Path:
     """Make the table; returns the path of its JSON."""
     desk = Desk("compass", settings)
     found = validations(desk)
@@ -68,14 +68,9 @@ def validations(desk: Desk) -> dict[str, Plain]:
 
 def figures(exam: Plain, paper: Plain) -> Iterator[Figure]:
     """How often the real state has the lower energy, by strategy; single numbers; the mean energy by time."""
+    known, intervals = paper.get("accuracy", {}), exam.get("intervals", {})
     for name, value in exam["accuracy"].items():
-        yield (
-            f"accuracy, {name}",
-            ".1%",
-            value,
-            paper.get("accuracy", {}).get(name),
-            exam.get("intervals", {}).get(name),
-        )
+        yield f"accuracy, {name}", ".1%", value, known.get(name), intervals.get(name)
     for name, (what, form) in SINGLE.items():
         value = exam.get(name)
         if name == "samples_with_violation" and value is not None:

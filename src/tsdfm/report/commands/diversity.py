@@ -23,10 +23,9 @@ from tsdfm.metrics.intervals import mean_interval
 from tsdfm.metrics.ngrams import NgramPool, entropy_bits
 from tsdfm.report.cells import written
 from tsdfm.report.desk import Desk
-from tsdfm.report.paper import QUOTES
 from tsdfm.report.rows import COLLAPSE, Plain
 from tsdfm.report.settings import DiversitySettings, MeasureSettings
-from tsdfm.report.table import ENTROPY, METHOD, ORIGIN, SOURCE, STEPS, Column, Table
+from tsdfm.report.table import ENTROPY, METHOD, ORIGIN, SOURCE, STEPS, Column
 from tsdfm.samples.model import TextModel
 
 FRESH = 1 << 32  # completions are numbered from here, so that they share no random number with the way to the midpoint
@@ -43,7 +42,7 @@ def run(settings: DiversitySettings) -> Path:
     """Make the table; returns the path of its JSON."""
     desk = Desk("diversity", settings)
     columns = [SOURCE, METHOD, ORIGIN, STEPS, Column("t_mid", "t mid", format=".1f"), *MEASURES, ENTROPY]
-    table = Table("diversity", "Midpoint diversity", columns, quote=QUOTES["diversity"])
+    table = desk.table("Midpoint diversity", columns)
     for model in desk.runs.pick(settings.method):
         made = desk.model(model)
         for steps, t_mid in ((steps, t) for steps in settings.steps for t in settings.times):
@@ -52,11 +51,11 @@ def run(settings: DiversitySettings) -> Path:
             marks = ["entropy_bits", "self_bleu"] if low else []
             table.add(**desk.about(model), steps=steps, t_mid=t_mid, **found, collapsed=low, marks=marks)
             desk.say(f"{model.name}: {steps} steps, t = {t_mid:g}, self-BLEU {found['self_bleu']:.3f}")
-    quote, names = QUOTES["diversity"], ("self_bleu", "edit_distance", "agreement")
-    for steps, by_time in quote.figures.items():
+    names = ("self_bleu", "edit_distance", "agreement")
+    for steps, by_time in desk.quote.figures.items():
         for t_mid, found in by_time.items() if steps in settings.steps else ():
             known = {"steps": steps, "t_mid": t_mid, "positions": 1024 * found[1]}
-            table.rows.append(quote.row(names, found, method="ts-dfm", **known))
+            table.rows.append(desk.quote.row(names, found, method="ts-dfm", **known))
     count = f"{settings.midpoints} midpoints, {settings.completions} completions each"
     table.notes.append(f"{count} (the paper: 48 and 10); edit distance is the share of positions at which two differ")
     table.about = {"samples": settings.midpoints * settings.completions}
@@ -129,16 +128,14 @@ def walk(
 
 def diversity(groups: Tensor, end: int) -> Plain:
     """The metrics of tokens [midpoints, completions, L], averaged over midpoints, with intervals over them."""
-    values: dict[str, list[float]] = {"self_bleu": [], "edit_distance": [], "agreement": [], "distinct_2": []}
-    entropies = []
-    for group in groups:
-        texts = [written(row, end) for row in group]
-        values["self_bleu"].append(fmean(self_bleu([row.tolist() for row in texts])))
-        values["edit_distance"].append(fmean(position_difference(group)))
-        values["agreement"].append(fmean(token_agreement(group)))
-        values["distinct_2"].append(NgramPool(texts, 2).distinct())
-        entropies += entropy_bits(texts)
-    out: Plain = {"entropy_bits": fmean(entropies)}
+    each = [[written(row, end) for row in group] for group in groups]
+    values = {
+        "self_bleu": [fmean(self_bleu([row.tolist() for row in texts])) for texts in each],
+        "edit_distance": [fmean(position_difference(group)) for group in groups],
+        "agreement": [fmean(token_agreement(group)) for group in groups],
+        "distinct_2": [NgramPool(texts, 2).distinct() for texts in each],
+    }
+    out: Plain = {"entropy_bits": fmean(bits for texts in each for bits in entropy_bits(texts))}
     for name, found in values.items():
         made = mean_interval(found)
         out |= {name: made.value, f"{name}_interval": made.interval}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from torch import Tensor
@@ -81,20 +80,17 @@ class Frontier:
         self.names = [name for name in dict.fromkeys((*biased, *settings.against)) if name in swept_ones]
         self.rows = [self.row(line) for line in self.lines]
 
-    def beside(self, line: Line, fits: Callable[[Line], bool]) -> Line | None:
-        """The first line that fits, of those that were swept at the same source and step count."""
-        same = [x for x in self.lines if (x.run.source, x.steps) == (line.run.source, line.steps)]
-        return next(filter(fits, same), None)
+    def beside(self, line: Line) -> list[Line]:
+        """The lines that were swept at the same source and step count."""
+        return [x for x in self.lines if (x.run.source, x.steps) == (line.run.source, line.steps)]
 
     def control(self, line: Line) -> Line | None:
         """The control that was asked for; where there is no such run a blind student, or else a many-step model."""
-        asked = self.called(line, self.settings.control)
-        blind = self.beside(line, lambda x: x.run.control and not x.fit)
-        return asked or blind or self.beside(line, lambda x: x.run.many_step and not x.fit)
-
-    def called(self, line: Line, name: str) -> Line | None:
-        """The line of a method at the same source and step count."""
-        return self.beside(line, lambda x: x.method == name)
+        same = self.beside(line)
+        asked = [x for x in same if x.method == self.settings.control]
+        blind = [x for x in same if x.run.control and not x.fit]
+        many = [x for x in same if x.run.many_step and not x.fit]
+        return next(iter([*asked, *blind, *many]), None)
 
     def row(self, line: Line) -> Plain:
         """A method at one step count; `judges` has its figures at T = 1 and its ratios under each judge."""
@@ -125,11 +121,11 @@ class Frontier:
             out["at_own"] = "control"
         elif control is not None:
             out |= line.matched(control, judge, **how)
-        others = {name: other for name in self.names if (other := self.called(line, name)) is not None}
+        others = {other.method: other for other in reversed(self.beside(line))}
         out["against"] = {
-            name: line.matched(other, judge, **how)
-            for name, other in others.items()
-            if other is not line and other is not control
+            name: line.matched(others[name], judge, **how)
+            for name in self.names
+            if name in others and others[name] is not line and others[name] is not control
         }
         return out
 

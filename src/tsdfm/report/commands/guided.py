@@ -42,12 +42,12 @@ def candidates(settings: CandidatesSettings) -> Path:
     last = [Column("seconds", "seconds", format=".1f")]
     table = guided_table(desk, title, [Column("k", "K")], settings.temperatures, last)
     for run in desk.runs.pick(settings.method):
-        blind = blind_line(desk, run, settings.steps, settings.temperatures)
+        blind = swept(desk, run, settings.steps, settings.temperatures)
         for k in (0, *settings.k):
             navigate = replace(settings.navigate, k=max(k, 1))
             guide = desk.guide(run, settings.policy if k else "blind", navigate, settings.compass)
             table.add(**guided_row(desk, run, settings.steps, guide, blind), k=k or NONE)
-    for k, (figures, seconds) in QUOTES["candidates"].figures.items():
+    for k, (figures, seconds) in desk.quote.figures.items():
         table.add(**quoted_row(figures, k=k or NONE), seconds=seconds)
     table.notes.append("seconds: generation of all texts of the row; the paper's are for 504 texts of 1 024 tokens")
     desk.add_target(table)
@@ -62,10 +62,10 @@ def policy(settings: PolicySettings) -> Path:
     for run in desk.runs.pick(settings.method):
         guides = {n: desk.guide(run, by, settings.navigate, settings.compass) for n, by in POLICIES.items()}
         for steps in settings.steps:
-            blind = blind_line(desk, run, steps, settings.temperatures)
+            blind = swept(desk, run, steps, settings.temperatures)
             for name, guide in guides.items():
                 table.add(**guided_row(desk, run, steps, guide, blind), policy=name)
-    for steps, policies in QUOTES["policy"].figures.items():
+    for steps, policies in desk.quote.figures.items():
         if steps in settings.steps:
             table.rows += [quoted_row(figures, steps=steps, policy=name) for name, figures in policies.items()]
     desk.add_target(table)
@@ -76,7 +76,7 @@ def refinement(settings: RefinementSettings) -> Path:
     """`tsdfm report refinement`: what the token phase replaces and the safeguard accepts; returns its JSON's path."""
     desk = Desk("refinement", settings)
     title = "Token refinement: at generation by step count, and in training"
-    table = Table("refinement", title, REFINED, quote=QUOTES["refinement"])
+    table = desk.table(title, REFINED)
 
     def add(run: TrainedRun, when: str, found: Mapping[str, float], length: int, **more: int) -> None:
         """What navigation did, by the names of the columns."""
@@ -93,10 +93,9 @@ def refinement(settings: RefinementSettings) -> Path:
         lines = [line for line in run.lines if line["kind"] == "train" and any(n.startswith(PREFIX) for n in line)]
         if lines:
             add(run, "training", lines[-1], run.manifest["model"]["length"])
-    quote = QUOTES["refinement"]
-    for steps, figures in quote.figures.items():
-        known = {"when": "generation", "method": f"fs-dfm ({quote.scale})", "steps": steps}
-        table.rows.append(quote.row(QUOTED, figures, **known))
+    for steps, figures in desk.quote.figures.items():
+        known = {"when": "generation", "method": f"fs-dfm ({desk.quote.scale})", "steps": steps}
+        table.rows.append(desk.quote.row(QUOTED, figures, **known))
     table.notes.append(
         "tokens are means of a navigated step, over all positions of a text; training: the last line logged"
     )
@@ -110,7 +109,7 @@ def guided_table(
     blind = [Column("at_own", "ppl / blind at that entropy")] if temperatures else []
     counts = [Column("nfe", "NFE"), Column("compass_calls", "compass calls", format=".1f")]
     rest = [*blind, *judge_columns(desk.judge_names()[1:]), *([VALID] if desk.asked.world else []), *counts, *last]
-    table = Table(desk.name, title, [SOURCE, METHOD, *key, ORIGIN, ENTROPY, PPL, *rest], quote=QUOTES[desk.name])
+    table = desk.table(title, [SOURCE, METHOD, *key, ORIGIN, ENTROPY, PPL, *rest])
     if temperatures:
         shown = ", ".join(f"{t:g}" for t in temperatures)
         what = "ppl / blind: over that of texts without guidance at the same entropy, on the sweep at temperatures"
@@ -118,14 +117,10 @@ def guided_table(
     return table
 
 
-def blind_line(desk: Desk, run: TrainedRun, steps: int, temperatures: Sequence[float]) -> Line | None:
-    """The run's sweep without guidance, if one is wanted."""
-    return swept(desk, run, steps, temperatures) if temperatures else None
-
-
-def guided_row(desk: Desk, run: TrainedRun, steps: int, guide: Guide | None, blind: Line | None = None) -> Plain:
-    """A row of the run's texts, with the seconds they took and the ratio to the `blind` sweep at the same entropy."""
-    return cell_row(desk, run, desk.cell(run, steps, guide=guide), guide=guide, control=blind if guide else None)
+def guided_row(desk: Desk, run: TrainedRun, steps: int, guide: Guide | None, blind: Line) -> Plain:
+    """A row of the run's texts, with the seconds they took and the ratio to the `blind` sweep, if it has a point."""
+    control = blind if guide and blind.cells else None
+    return cell_row(desk, run, desk.cell(run, steps, guide=guide), guide=guide, control=control)
 
 
 def quoted_row(figures: Figures, **key: object) -> Plain:

@@ -20,7 +20,7 @@ from tsdfm.report.bench import held_out
 from tsdfm.report.desk import Desk
 from tsdfm.report.rows import REAL, Plain
 from tsdfm.report.settings import MauveSettings
-from tsdfm.report.table import METHOD, ORIGIN, SOURCE, STEPS, Column, Table
+from tsdfm.report.table import METHOD, ORIGIN, SOURCE, STEPS, Column
 from tsdfm.tokens.rows import TokenRows
 
 
@@ -39,9 +39,9 @@ def run(settings: MauveSettings) -> Path:
     count, names = len(first), [judge.fingerprint for judge in judges]
     wanted = {judge.fingerprint: judge.features(first) for judge in judges}
     columns = [Column("mauve_text", f"MAUVE, {names[0]}"), *(Column(f"mauve {n}", f"MAUVE, {n}") for n in names[1:])]
-    table = Table("mauve", "MAUVE against held-out text", [SOURCE, METHOD, ORIGIN, STEPS, *columns])
+    table = desk.table("MAUVE against held-out text", [SOURCE, METHOD, ORIGIN, STEPS, *columns])
     for model in desk.runs.models:
-        for steps in (settings.teacher_steps or settings.steps) if model.many_step else settings.steps:
+        for steps in settings.steps_of(model):
             found = compared(judges, desk.cell(model, steps).texts[:count], wanted, settings, desk.asked.seed)
             table.add(**desk.about(model), steps=steps, **found)
             desk.say(f"{model.name}: {steps} steps, MAUVE {found['mauve_text']}")

@@ -57,17 +57,8 @@ def run(settings: NeighboursSettings) -> Path:
             mine[0]["at_real"] = line.at(bits)
         rows += mine
     judged = [VALID if desk.asked.world else PPL, *judge_columns(desk.judge_names()[1:])]
-    columns = [
-        *FIRST,
-        *judged,
-        ENTROPY,
-        NATS,
-        *([AT_REAL] if settings.curves else []),
-        AT_OWN,
-        MAUVE if near.known else BIGRAMS,
-        *LAST,
-    ]
-    table = Table("neighbours", "Methods at a few steps", columns, quote=QUOTES["neighbours"])
+    matched = [*([AT_REAL] if settings.curves else []), AT_OWN, MAUVE if near.known else BIGRAMS]
+    table = desk.table("Methods at a few steps", [*FIRST, *judged, ENTROPY, NATS, *matched, *LAST])
     table.rows = [row for steps in settings.steps for row in rows if row["steps"] == steps]
     table.rows += [] if desk.asked.world else quoted(settings.steps)  # which have perplexities alone
     temperatures = ", ".join(f"{t:g}" for t in settings.temperatures)

@@ -9,11 +9,10 @@ from typing import Any, NotRequired, TypedDict
 
 from tsdfm.errors import UserError
 from tsdfm.report.desk import Desk
-from tsdfm.report.paper import QUOTES
 from tsdfm.report.rows import Plain, finite
 from tsdfm.report.runs import TrainedRun
 from tsdfm.report.settings import OverheadSettings
-from tsdfm.report.table import METHOD, ORIGIN, SOURCE, Column, Table
+from tsdfm.report.table import METHOD, ORIGIN, SOURCE, Column
 from tsdfm.store.schema import read_record
 
 COLUMNS = [
@@ -32,7 +31,7 @@ COLUMNS = [
 def run(settings: OverheadSettings) -> Path:
     """Make the table; returns the path of its JSON."""
     desk = Desk("overhead", settings)
-    table = Table("overhead", "Time of a training step", COLUMNS, quote=QUOTES["overhead"])
+    table = desk.table("Time of a training step", COLUMNS)
     students = [model for model in desk.runs.models if not model.many_step]
     if not students and settings.benchmarks is None:
         raise UserError(f"no student in {desk.runs.home}: train one, or give --benchmarks")
@@ -51,9 +50,8 @@ def run(settings: OverheadSettings) -> Path:
         )
     if settings.benchmarks is not None:
         table.rows += benchmark_rows(settings.benchmarks)
-    quote = QUOTES["overhead"]
-    for method, (seconds, ratio) in quote.figures.items():
-        table.rows.append(quote.row(method=method, ms=1000 * seconds, ratio=ratio))
+    for method, (seconds, ratio) in desk.quote.figures.items():
+        table.rows.append(desk.quote.row(method=method, ms=1000 * seconds, ratio=ratio))
     table.notes.append(
         "ms / step: median over the intervals of metrics.jsonl, without the first, on the run's own machine"
     )

@@ -13,10 +13,9 @@ from tsdfm.metrics.mauve import FEWEST, mauve
 from tsdfm.report.bench import spread
 from tsdfm.report.cells import Cell, Prefixes, written
 from tsdfm.report.desk import Desk
-from tsdfm.report.paper import QUOTES
 from tsdfm.report.rows import REAL, Plain, Row
 from tsdfm.report.settings import PrefixSettings
-from tsdfm.report.table import ENTROPY, METHOD, ORIGIN, PPL, SOURCE, STEPS, VALID, Column, Table
+from tsdfm.report.table import ENTROPY, METHOD, ORIGIN, PPL, SOURCE, STEPS, VALID, Column
 from tsdfm.store.files import file_sha256
 from tsdfm.store.manifest import NAME as MANIFEST
 from tsdfm.tokens.rows import TokenRows
@@ -37,7 +36,7 @@ def run(settings: PrefixSettings) -> Path:
     last = [Column("accuracy", "token accuracy", format=".3f"), *last, Column("mauve", "MAUVE", format=".3f")]
     columns = [SOURCE, METHOD, ORIGIN, STEPS, PPL, ENTROPY, *last]
     title = f"Continuations of held-out prefixes ({long} given)"
-    table = Table("prefix", title, columns, quote=QUOTES["prefix"])
+    table = desk.table(title, columns)
     key = {"method": REAL, "samples": len(task.rows), "prefix": task.key}
     held_out = Cell.of(key, task.rows, tokens.anchor, tokens.tokenizer, asked.device, given=task.given)
     real = desk.judged(held_out)
@@ -51,12 +50,10 @@ def run(settings: PrefixSettings) -> Path:
             table.add(**{**found, **known}, collapsed=row.collapsed)
             desk.say(f"{model.name}: {steps} steps, accuracy {found['accuracy']:.3f}")
     table.add(**{**fields_of(real, held_out, task), "source": "", "method": REAL, "origin": ""}, collapsed=False)
-    quote = QUOTES["prefix"]
-    for method, by_steps in quote.figures.items():
-        for at, found in by_steps.items():
-            if at in settings.steps:
-                known = {"source": quote.sources.get(method, ""), "method": method, "steps": at}
-                table.rows.append(quote.row(("ppl", "entropy_bits", "mauve"), found, **known))
+    for method, by_steps in desk.quote.figures.items():
+        for at in (at for at in by_steps if at in settings.steps):
+            known = {"source": desk.quote.sources.get(method, ""), "method": method, "steps": at}
+            table.rows.append(desk.quote.row(("ppl", "entropy_bits", "mauve"), by_steps[at], **known))
     table.notes.append(
         "perplexity and entropy are of the continuation alone; accuracy: tokens equal to the held-out text's"
     )
@@ -97,8 +94,7 @@ def fields_of(row: Row, cell: Cell, task: Prefixes) -> Plain:
 def mauve_of(desk: Desk, cell: Cell, held_out: Cell) -> float | None:
     """MAUVE of the continuations and the held-out ones, by the features of the first judge that is a network."""
     judge = next(iter(desk.networks()), None)
-    sets = [[t[len(p) :] for t, p in zip(c.texts, c.prefixes or [], strict=True)] for c in (cell, held_out)]
-    sets = [[text for text in texts if text.strip()] for texts in sets]
+    sets = [[text for text in one.continuations() if text.strip()] for one in (cell, held_out)]
     if judge is None or min(map(len, sets)) < FEWEST:
         return None
     return mauve(judge.features(sets[0]), judge.features(sets[1]))

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from tsdfm import __version__, terminal
 from tsdfm.report.page import charts
-from tsdfm.report.page.gather import Gathered, gather, group_of, portable, way_label
+from tsdfm.report.page.gather import Gathered, gather, group_of, portable
 from tsdfm.report.page.markup import document, number, percent
-from tsdfm.report.page.ways import finished, player_data, players
+from tsdfm.report.page.ways import player_data, players
 from tsdfm.report.rows import REAL, Plain, Row, finite
 from tsdfm.report.settings import PageSettings
 from tsdfm.report.summary import by_steps, every_row
@@ -107,8 +107,6 @@ def page_of(found: Gathered) -> str:
         settings=settings_of(found),
         version=__version__,
         measure_of=charts.measure_of,
-        way_label=way_label,
-        finished=finished,
         stage_cells=lambda table: [table.cells(row) for row in table.rows],
     )
 

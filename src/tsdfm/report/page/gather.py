@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from tsdfm.compass.validate import examined, read_validation
 from tsdfm.errors import UserError
 from tsdfm.report.rows import REAL, Plain, Row, finite, rows_in, rows_of
 from tsdfm.report.runs import TrainedRun, rank
-from tsdfm.report.table import Table
+from tsdfm.report.table import Column, Table, finite_or_none, mapped
 from tsdfm.samples.trajectory import Trajectory
 from tsdfm.store.files import read_any_json, read_json
 from tsdfm.store.manifest import NAME as MANIFEST
@@ -86,9 +85,10 @@ def gather(folder: str | Path) -> Gathered:
     if not folder.is_dir():
         raise UserError(f"no folder at {folder}: give the folder of a pipeline")
     files = sorted(report.glob("*.json"), key=lambda path: (path.stem != "main", path.stem))
-    known = {path.stem: portable(read_any(path), folder) for path in files if path.stem not in TAKEN}
+    known = {path.stem: read_plain(path, folder) for path in files if path.stem not in TAKEN}
     tables = {name: one for name, one in known.items() if has_lists(one, "columns", "rows")}
-    front = portable(read_any(report / "frontier.json", {}), folder)
+    swept = report / "frontier.json"
+    front = read_plain(swept, folder) if swept.is_file() else {}
     front = front if isinstance(front, dict) else {}
     points = front["points"] if isinstance(front.get("points"), list) else []
     points = [p for p in (*points, front.get("target")) if isinstance(p, dict) and "method" in p]
@@ -100,7 +100,7 @@ def gather(folder: str | Path) -> Gathered:
         rows=rows_in(report / "metrics.json") if (report / "metrics.json").is_file() else [],
         compass=validations(folder) or {n: examined(e, collected) for n, e in exams.items()},
         frontier=table_in(report, "frontier", front) if has_lists(front, "columns", "rows") else None,
-        points=rows_of(known_points, report / "frontier.json"),
+        points=rows_of(known_points, swept),
         tables={name: table_in(report, name, table) for name, table in tables.items()},
         commands=[str(table["command"]) for table in (*tables.values(), front) if table.get("command")],
         stages=sorted((TrainedRun(p.parent, read_manifest(p.parent)) for p in made), key=place_of),
@@ -115,18 +115,9 @@ class TableFile(TypedDict):
     """What is read of a table that a command wrote."""
 
     title: NotRequired[str | None]
-    columns: list[ColumnFile]
+    columns: list[Column]
     rows: list[Any]
     notes: NotRequired[list[str] | None]
-
-
-class ColumnFile(TypedDict):
-    """A column of it."""
-
-    name: str
-    label: NotRequired[str]
-    align: NotRequired[Literal["left", "right"]]
-    format: NotRequired[str]
 
 
 def table_in(report: Path, name: str, found: Plain) -> Table:
@@ -164,29 +155,18 @@ def has_lists(value: Any, *names: str) -> bool:
     return isinstance(value, dict) and all(isinstance(value.get(name), list) for name in names)
 
 
-def read_any(path: Path, otherwise: Any = None) -> Any:
-    """JSON of any shape; NaN and infinities, which JSON has no word for, become none."""
-    if otherwise is not None and not path.is_file():
-        return otherwise
-    return finite_only(read_any_json(path, MEND))
-
-
-def finite_only(value: Any) -> Any:
-    """Plain values with none for numbers that are not finite."""
-    if isinstance(value, dict):
-        return {name: finite_only(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [finite_only(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def read_plain(path: Path, folder: Path) -> Any:
+    """JSON of any shape as a page may show it: portable, and with none for what is no number."""
+    return portable(mapped(read_any_json(path, MEND), finite_or_none), folder)
 
 
 def portable(value: Any, folder: Path) -> Any:
     """Plain values with the folder's absolute path cut down to its name: a page may be passed on."""
-    if isinstance(value, dict):
-        return {name: portable(inner, folder) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [portable(inner, folder) for inner in value]
-    if isinstance(value, str):
-        for home in {str(folder.resolve()), str(folder.absolute())} - {"/"}:
-            value = value.replace(home, folder.resolve().name)
-    return value
+    homes = {str(folder.resolve()), str(folder.absolute())} - {"/"}
+
+    def cut(leaf: Any) -> Any:
+        for home in homes if isinstance(leaf, str) else ():
+            leaf = leaf.replace(home, folder.resolve().name)
+        return leaf
+
+    return mapped(value, cut)

@@ -18,7 +18,8 @@ from markupsafe import Markup
 
 from tsdfm import charts
 from tsdfm.metrics.intervals import Estimate
-from tsdfm.report.page.gather import GLYPHS
+from tsdfm.report.page.gather import GLYPHS, way_label
+from tsdfm.report.page.ways import finished
 from tsdfm.report.rows import REAL
 
 SCRIPTS = ("base.js", "player.js", "start.js")
@@ -50,6 +51,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.globals |= {"number": number, "percent": percent, "ends": ends, "glyphs": GLYPHS, "real": REAL}
+    made.globals |= {"way_label": way_label, "finished": finished}
     made.globals |= {"svg": lambda chart: Markup(charts.svg(chart)), "sample": lambda n: Markup(charts.sample(n))}
     return made
 
