@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from tsdfm.flow import Jump, RowNoise, grid, reads_of
 from tsdfm.flow.logits import Reads
 from tsdfm.flow.walk import begin
 from tsdfm.methods import bound_of
+from tsdfm.nn.ddit import DDiT
 from tsdfm.samples.defaults import RUNS, SampleDefaults, defaults_of
 from tsdfm.samples.given import Given
 from tsdfm.samples.guide import Guide, compass_for, own_compass
@@ -28,8 +30,17 @@ from tsdfm.samples.quick import Pass, settled
 from tsdfm.serve.row import Row, step_together
 
 ROWS = 64  # texts in the largest batch, where nothing else was asked for: a GPU is long busy then
+FEW = 8  # texts in the running batch of a CPU: with more, each takes longer and none is done sooner
 MOST = 100  # jumps that are kept by their names
 PLACES = 512  # positions that the head is asked for at a time, where batches have one shape
+
+
+class Elsewhere:
+    """A compass whose weights are in another process."""
+
+    def energy(self, tokens: Tensor) -> Tensor:
+        """Not here."""
+        raise RuntimeError("the weights of this compass are in another process")
 
 
 @dataclass(frozen=True)
@@ -41,6 +52,8 @@ class Served:
     defaults: SampleDefaults = RUNS
     compass: Energy | None = None
     shapes: tuple[int, ...] = (1,)
+    told: str = ""
+    """Its fingerprint, where its weights are in another process."""
     jumps: dict[str, Jump] = field(default_factory=dict, repr=False, compare=False)
     passes: dict[tuple[int, Reads], Pass] = field(default_factory=dict, repr=False, compare=False)
 
@@ -57,9 +70,17 @@ class Served:
     @property
     def fingerprint(self) -> str:
         """Equal where the same request gives the same text: of weights, versions, device and shapes."""
+        if self.told:
+            return self.told
         kind = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
         words = (self.model.velocity.sha256, __version__, torch.__version__, kind, self.model.quick, self.shapes)
         return "tsdfm-" + hashlib.sha256(repr(words).encode()).hexdigest()[:12]
+
+    def without_weights(self) -> Served:
+        """The same for a process that reads requests and words answers: small to send, and not able to write."""
+        bare = replace(self.model, velocity=replace(self.model.velocity, net=cast(DDiT, None)))
+        compass = None if self.compass is None else Elsewhere()
+        return replace(self, model=bare, compass=compass, told=self.fingerprint, jumps={}, passes={})
 
     def at(self, shape: int, reads: Reads = "posterior") -> Pass:
         """The network for batches that are filled up to `shape` rows, and jumps that read so (`flow.reads_of`)."""
@@ -174,6 +195,11 @@ def ready(model: TextModel, quick: str) -> TextModel:
     made = replace(model, velocity=velocity, quick=quick)
     made.passes.sizes = "any"
     return made
+
+
+def usual_rows(models: Sequence[Served]) -> int:
+    """Texts in the running batch of a device, where nothing else was asked for."""
+    return FEW if models[0].device.type == "cpu" else max(max(served.shapes) for served in models)
 
 
 def names_of(paths: Sequence[Path]) -> list[str]:
