@@ -141,6 +141,16 @@ class Walk:
         held, fixed, sets = (_stacked([getattr(w, name) for w in walks]) for name in ("held", "fixed", "sets"))
         return Walk(model, first.jump, noise, shaper, held, fixed, sets, first.time_dtype)
 
+    def moved(self, device: torch.device, allowed: Tensor | None) -> Walk:
+        """The same on a device, where `allowed` lie already; no device is waited for. The jump remembers nothing."""
+        assert isinstance(self.noise, RowNoise)
+        noise = self.noise.moved(device)
+        shaper = Shaper(device, self.shaper.dials, self.shaper.bias, None if self.shaper.allowed is None else allowed)
+        held, fixed, sets = (
+            None if x is None else x.to(device, non_blocking=True) for x in (self.held, self.fixed, self.sets)
+        )
+        return replace(self, noise=noise, shaper=shaper, held=held, fixed=fixed, sets=sets)
+
     def clamp(self, x: Tensor) -> Tensor:
         """A state [B, L] with the given tokens in their places."""
         return x if self.held is None or self.fixed is None else torch.where(self.held, self.fixed, x)
@@ -242,7 +252,10 @@ class Walk:
 def _stacked(parts: Sequence[Tensor | None]) -> Tensor | None:
     """Rows [1, L] of several walks as one tensor; none where nothing is said of any."""
     some = next((part for part in parts if part is not None), None)
-    return None if some is None else torch.cat([torch.zeros_like(some) if part is None else part for part in parts])
+    if some is None:
+        return None
+    nothing = None if all(part is not None for part in parts) else torch.zeros_like(some)
+    return torch.cat([nothing if part is None else part for part in parts])  # type: ignore[misc]
 
 
 def rows_of(x: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ class Scheduler(Intake):
         """A worker cannot go on: nothing new is taken, and nobody waits for what will not come."""
         with self.changed:
             self.broken, self.closing = problem, True
-            for place in [*self.waiting, *(place for worker in self.workers for place in worker.live)]:
+            for place in [*self.waiting, *(place for worker in self.workers for place in worker.places)]:
                 place.job.fail(RuntimeError(f"the server has broken down: {problem}"))
             self.changed.notify_all()
 
@@ -79,7 +79,7 @@ class Scheduler(Intake):
         with self.changed:
             self.closing = True
             if not wait:
-                for place in [*self.waiting, *(place for worker in self.workers for place in worker.live)]:
+                for place in [*self.waiting, *(place for worker in self.workers for place in worker.places)]:
                     place.job.cancel()
             self.changed.notify_all()
         for worker in self.workers:

@@ -17,6 +17,7 @@ from tsdfm.distil.stats import Stats
 from tsdfm.engine.precision import autocast
 from tsdfm.errors import UserError
 from tsdfm.flow import Jump, RowNoise, grid, reads_of
+from tsdfm.flow.jump import Remembers
 from tsdfm.flow.logits import Reads
 from tsdfm.flow.walk import begin
 from tsdfm.methods import bound_of
@@ -56,6 +57,7 @@ class Served:
     """Its fingerprint, where its weights are in another process."""
     jumps: dict[str, Jump] = field(default_factory=dict, repr=False, compare=False)
     passes: dict[tuple[int, Reads], Pass] = field(default_factory=dict, repr=False, compare=False)
+    limits: list[Tensor] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def device(self) -> torch.device:
@@ -80,7 +82,7 @@ class Served:
         """The same for a process that reads requests and words answers: small to send, and not able to write."""
         bare = replace(self.model, velocity=replace(self.model.velocity, net=cast(DDiT, None)))
         compass = None if self.compass is None else Elsewhere()
-        return replace(self, model=bare, compass=compass, told=self.fingerprint, jumps={}, passes={})
+        return replace(self, model=bare, compass=compass, told=self.fingerprint, jumps={}, passes={}, limits=[])
 
     def at(self, shape: int, reads: Reads = "posterior") -> Pass:
         """The network for batches that are filled up to `shape` rows, and jumps that read so (`flow.reads_of`)."""
@@ -109,8 +111,11 @@ class Served:
         self, number: int, seed: int, steps: int, dials: tuple[float, float], jump: str, guide: str, given: Given | None
     ) -> Row:
         """A text at its beginning; `given` is its row, [1, L]."""
-        noise = RowNoise(seed, torch.tensor([number], device=self.device))
-        x_0 = self.model.velocity.source.draw((1, self.model.velocity.spec.length), noise, self.device)
+        plain = guide == "blind" and not isinstance(self.jump(jump, "blind"), Remembers)
+        here = torch.device("cpu") if plain else self.device  # a device that is making a pass is not waited for
+        given = given and given.rows(torch.zeros(1, dtype=torch.int64), here)
+        noise = RowNoise(seed, torch.tensor([number], device=here))
+        x_0 = self.model.velocity.source.draw((1, self.model.velocity.spec.length), noise, here)
         chosen = self.jump(jump, guide, given.held if given else None)
         walk, x = begin(
             self.at(1, reads_of(chosen)),
@@ -121,16 +126,23 @@ class Served:
             dials=dials,
             limits=given.limits(self.model.tokenizer) if given else None,
         )
+        if here != self.device:
+            walk, x = walk.moved(self.device, self.allowed(walk.shaper.allowed)), x.to(self.device, non_blocking=True)
         return Row(walk, x, grid(steps), f"{jump} {guide}")
 
+    def allowed(self, sets: Tensor | None) -> Tensor | None:
+        """The allowed tokens [sets, V] that all rows of this model share, on its device."""
+        if sets is not None and not self.limits:
+            self.limits.append(sets.to(self.device))
+        return None if sets is None else self.limits[0]
+
     @torch.no_grad()
-    def step(self, rows: Sequence[Row], shape: int) -> None:
-        """One pass of the network for rows of this model, in a batch of a shape."""
+    def step(self, rows: Sequence[Row], shape: int) -> float:
+        """One pass of the network for rows of this model, in a batch of a shape; the seconds of the pass itself."""
         with autocast(self.model.bf16, self.device):
             if shape == 1:
-                rows[0].step()
-            else:
-                step_together(rows, self.at(shape, reads_of(rows[0].walk.jump)))
+                return rows[0].step()
+            return step_together(rows, self.at(shape, reads_of(rows[0].walk.jump)))
 
     @torch.no_grad()
     def score(self, given: Given, number: int, tokens: Tensor, seed: int, h: float) -> float:
