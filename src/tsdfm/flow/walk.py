@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from tsdfm.errors import UserError
 from tsdfm.flow.draw import shape_logits
-from tsdfm.flow.jump import Finishes, Jump, PositionJump, Remembers, Retimes, RowJump, reads_of
+from tsdfm.flow.jump import Finishes, Jump, PositionJump, Remembers, Retimes, RowJump, kept, reads_of
 from tsdfm.flow.logits import posterior_from_score, reshaped_score
 from tsdfm.flow.noise import JoinedNoise, Noise, RowNoise, uniform
 from tsdfm.kernels.inverse import floats
@@ -101,7 +101,7 @@ def begin(
     shaper.allowed = None if limits is None else limits.allowed.to(device)
     walk = Walk(model, jump, noise, shaper, held, fixed, sets, time_dtype)
     x = walk.clamp(x_0)
-    return (replace(walk, jump=jump.begin(x)) if isinstance(jump, Remembers) else walk), x
+    return (replace(walk, jump=cast(Remembers, jump).begin(x)) if kept(type(jump))[0] else walk), x
 
 
 def reads_some(jump: Jump) -> bool:

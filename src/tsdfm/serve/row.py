@@ -24,7 +24,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from tsdfm.flow.jump import Stops
+from tsdfm.flow.jump import Stops, kept
 from tsdfm.flow.walk import Model, Walk
 
 
@@ -48,7 +48,7 @@ class Row:
     stops: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        self.stops = isinstance(self.walk.jump, Stops)
+        self.stops = kept(type(self.walk.jump))[1]
 
     @property
     def of(self) -> int:

@@ -91,12 +91,11 @@ class Worker:
     def come_and_go(self) -> None:
         """Rows of jobs that have ended, or whose time is over, leave; those who wait come in while there is room."""
         now, waiting = self.scheduler.clock(), self.scheduler.waiting
-        for place in (*self.live, *waiting):
-            if place.job.deadline < now:
-                place.job.fail(Late(f"the request was not done within {self.scheduler.limits.deadline:g} s"))
+        for job in {place.job for place in (*self.live, *waiting) if place.job.deadline < now}:
+            job.fail(Late(f"the request was not done within {self.scheduler.limits.deadline:g} s"))
         self.live = [place for place in self.live if not place.job.done.done()]
-        if any(place.job.done.done() for place in waiting):
-            still = [place for place in waiting if not place.job.done.done()]
+        still = [place for place in waiting if not place.job.done.done()]
+        if len(still) < len(waiting):
             waiting.clear()
             waiting.extend(still)
         self.admit()
@@ -115,7 +114,7 @@ class Worker:
             wait_for(self.mark)  # rows have come in while the pass before was made; some may still have come
             inside = time.perf_counter() - began
             with self.scheduler.changed:
-                self.come_and_go()
+                self.admit()
             rows = self.rows_of(served)
         inside += self.one_pass(served, rows)
         spent = time.perf_counter() - began
