@@ -101,7 +101,9 @@ def run(settings: ServeBenchmark) -> None:
                 continue
             found = measured(served.name, settings, kind, most, waits)
             first = first or found
-            table.add([{"requests": name, "way": way, **told(found, first, offline, alone)}])
+            row = told(found, first, offline, alone)
+            kept = row if WAYS[0] in settings.ways else {n: v for n, v in row.items() if not n.endswith("one by one")}
+            table.add([{"requests": name, "way": way, **kept}])
     table.show()
 
 

@@ -21,6 +21,7 @@ from tsdfm.flow import JUMPS
 from tsdfm.methods import files, method
 from tsdfm.samples.guide import Guide
 from tsdfm.samples.model import TextModel
+from tsdfm.samples.quick import OneRow, Pass
 from tsdfm.serve.jobs import Ask, Busy, Closing, Job, Late, Seen
 from tsdfm.serve.row import groups
 from tsdfm.serve.scheduler import Limits, Scheduler
@@ -181,6 +182,25 @@ def test_what_a_pass_has_made_may_be_told_during_the_next() -> None:
         ]
     finally:
         scheduler.close(wait=False)
+
+
+def test_a_lone_text_is_written_at_once_where_the_model_can() -> None:
+    model = served(source="uniform", step_size=True)
+    one = OneRow(model.model.velocity)
+    model.passes[1, "posterior"] = Pass(model.model.velocity, 1, one=one)
+    turns, watch = list[int](), Watch()
+    with running(model) as scheduler:
+        turn = scheduler.workers[0].one_pass
+        scheduler.workers[0].one_pass = lambda *given: (turns.append(1), turn(*given))[1]  # type: ignore[method-assign]
+        ask = Ask(model="tiny", seed=4, steps=5, prefixes=("Mia",))
+        (text,) = scheduler.submit(ask).done.result(600)
+        assert [text.tokens] == offline(model.model, ask)
+        (seen,) = scheduler.submit(ask, watch).done.result(600)
+        assert (seen.tokens, text.passes, seen.passes, len(watch.seen)) == (text.tokens, 5, 5, 6)
+        crowd = Ask(model="tiny", seed=4, n=3)
+        assert texts(scheduler, [crowd]) == [offline(model.model, crowd)]
+    assert len(turns) == 1 + 5 + DEFAULTS.steps
+    assert scheduler.tally.passes == 5 + 5 + DEFAULTS.steps
 
 
 def test_a_request_joins_at_the_next_pass() -> None:

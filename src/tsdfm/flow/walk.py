@@ -24,6 +24,7 @@ Model = Callable[..., Tensor]
 """(x_t [B, L] int64, t [B], h [B]) → logits [B, L, V]; with `passes_a_call` where that is more than one. A model that
 is `latent` takes a number λ [B] of [0, 1] besides: every text draws one in every step."""
 
+WHOLE = 32  # steps of a walk that a model makes as one
 ROOM = {"cpu": 1 << 22, "cuda": 1 << 27}  # logits of a partial model that exist at once
 
 
@@ -54,6 +55,10 @@ class StepModel(Protocol):
 
     def step(self, walk: Walk, x: Tensor, t: Tensor, h: Tensor) -> Tensor:
         """The state [B, L] after the step."""
+        ...
+
+    def solve(self, walk: Walk, x: Tensor, points: Sequence[float]) -> Tensor:
+        """The state [B, L] after all steps along the times `points`."""
         ...
 
 
@@ -177,6 +182,20 @@ class Walk:
             return self.clamp(jump(x, logits, t, h, self.noise)), logits
         u = uniform(self.noise, (*x.shape, 2), x.device)
         return self.clamp(jump.settle(x, *jump.read(logits, own, u), t, h, u)), logits
+
+    def whole(self, x: Tensor, points: Sequence[float]) -> StepModel | None:
+        """The model, if it makes all steps along the times `points` by itself, none of them looked at."""
+        model, jump, few = self.model, self.jump, len(points) - 1 <= WHOLE
+        plain = few and not jump.final_pass and not kept(type(jump))[1]
+        return model if plain and isinstance(model, StepModel) and model.takes(self, x) else None
+
+    def all_at_once(self, model: Model, x: Tensor, times: Tensor, u: Tensor, *given: Tensor) -> list[Tensor]:
+        """All steps from times[0] [K] of sizes times[1] [K] by uniforms u [K, B, L, 2], as `at_once` makes each."""
+        bad = torch.zeros((), dtype=torch.bool, device=x.device)
+        for t, h, uniforms in zip(*times[..., None].expand(-1, -1, len(x)), u, strict=True):
+            x, wrong = self.at_once(model, x, t, h, uniforms, *given)
+            bad = bad | wrong
+        return [x, bad]
 
     def latent(self, x: Tensor) -> tuple[Tensor, ...]:
         """A number of each row's own [B], where the model is told such."""

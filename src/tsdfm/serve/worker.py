@@ -116,10 +116,12 @@ class Worker:
             with self.scheduler.changed:
                 self.admit()
             rows = self.rows_of(served)
+        begun = {row: row.passes for row in rows}
         inside += self.one_pass(served, rows)
         spent = time.perf_counter() - began
         with self.scheduler.changed:
-            tally.passes, tally.rows = tally.passes + 1, tally.rows + len(rows)
+            made = {row: row.passes - before for row, before in begun.items()}
+            tally.passes, tally.rows = tally.passes + max(made.values(), default=0), tally.rows + sum(made.values())
             tally.busy, tally.own = tally.busy + spent, tally.own + spent - inside
 
     def rows_of(self, served: Served) -> dict[Row, Place]:
@@ -132,10 +134,11 @@ class Worker:
 
     def one_pass(self, served: Served, rows: dict[Row, Place]) -> float:
         """A pass of all rows of a model; the seconds in which its network was asked and waited for."""
-        inside = 0.0
+        inside, alone = 0.0, len(self.live) == 1 and not self.scheduler.waiting
+        alone = alone and all(place.job.on_pass is None for place in rows.values())
         for some, shape in groups(list(rows), served.shapes):
             places = [rows[row] for row in some]
-            inside += self.guarded(places, partial(served.step, some, shape)) or 0.0
+            inside += self.guarded(places, partial(served.step, some, shape, alone=alone)) or 0.0
         looked = [(row, place) for row, place in rows.items() if row.written or place.job.on_pass is not None]
         looks = [Look(served, p, r, r.passes, r.t, r.written) for r, p in looked if not p.job.done.done()]
         began = time.perf_counter()
