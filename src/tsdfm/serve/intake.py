@@ -35,7 +35,7 @@ class Limits:
 
 @dataclass
 class Tally:
-    """What has been done: `own` are the seconds taken between the network's calls, `busy` those of passes."""
+    """What has been done: `busy` are the seconds of passes, `own` those of them in which no network was at work."""
 
     passes: int = 0
     rows: int = 0

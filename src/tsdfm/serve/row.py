@@ -128,6 +128,11 @@ def marked(device: torch.device) -> Any:
     return event
 
 
+def reached(mark: Any) -> bool:
+    """Has the device come to a mark? While it has not, what the host does costs no time."""
+    return mark is None or bool(mark.query())
+
+
 def wait_for(mark: Any) -> None:
     """Until the device has come to a mark."""
     if mark is not None:

@@ -113,7 +113,8 @@ class Served:
         """A text at its beginning; `given` is its row, [1, L]."""
         plain = guide == "blind" and not kept(type(self.jump(jump, "blind")))[0]
         here = torch.device("cpu") if plain else self.device  # a device that is making a pass is not waited for
-        given = given and given.rows(torch.zeros(1, dtype=torch.int64), here)
+        if given is not None and here.type != "cpu":
+            given = given.rows(torch.zeros(1, dtype=torch.int64), here)
         noise = RowNoise(seed, torch.tensor([number], device=here))
         x_0 = self.model.velocity.source.draw((1, self.model.velocity.spec.length), noise, here)
         chosen = self.jump(jump, guide, given.held if given else None)

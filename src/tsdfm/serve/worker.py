@@ -15,7 +15,7 @@ import torch
 from tsdfm.errors import UserError
 from tsdfm.samples.lengths import TIMES
 from tsdfm.serve.jobs import Late, Place, Seen
-from tsdfm.serve.row import Fetch, Row, groups, marked, wait_for
+from tsdfm.serve.row import Fetch, Row, groups, marked, reached, wait_for
 from tsdfm.serve.served import Served
 
 if TYPE_CHECKING:
@@ -111,8 +111,9 @@ class Worker:
         began, tally = time.perf_counter(), self.scheduler.tally
         rows, inside = self.rows_of(served), 0.0
         if self.ahead:
+            came, hidden = time.perf_counter(), not reached(self.mark)
             wait_for(self.mark)  # rows have come in while the pass before was made; some may still have come
-            inside = time.perf_counter() - began
+            inside = time.perf_counter() - (began if hidden else came)
             with self.scheduler.changed:
                 self.admit()
             rows = self.rows_of(served)
@@ -151,9 +152,10 @@ class Worker:
             before, self.leaving = [*before, *self.leaving], []
         known = [(look, *found) for looks, fetch in before for look, found in zip(looks, fetch.get(), strict=True)]
         inside += time.perf_counter() - began
+        began = time.perf_counter()
         for look, tokens, bad in known:
             self.guarded([look.place], partial(self.after, look, tokens, bad))
-        return inside
+        return inside if reached(self.mark) else inside + time.perf_counter() - began
 
     def begin(self, served: Served, place: Place) -> None:
         """A row for a place that has just come."""
@@ -174,8 +176,8 @@ class Worker:
             return
         if bad:
             raise RuntimeError(f"the model {served.name} gave logits that are not numbers: is the checkpoint sound?")
-        passes, given = look.passes, place.given(served.device)
-        if job.chosen and given is not None:
+        passes, given = look.passes, place.given(served.device) if job.chosen else None
+        if given is not None:
             job.scores[place.index] = served.score(given, place.number, row.x, job.ask.seed, row.points[1])
             passes += TIMES
         with self.scheduler.changed:
