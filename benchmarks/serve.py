@@ -23,8 +23,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import uvicorn
 
@@ -34,12 +35,15 @@ from tsdfm.errors import UserError
 from tsdfm.samples.defaults import SampleDefaults
 from tsdfm.samples.model import load
 from tsdfm.serve.app import create_app
-from tsdfm.serve.scheduler import Limits, Scheduler
+from tsdfm.serve.intake import Intake, Limits
+from tsdfm.serve.remote import BEAT, Remote
 from tsdfm.serve.served import Served, ready
 from tsdfm.serve.settings import ServeSettings
 from tsdfm.serve.worker import Worker
 from tsdfm.settings import ModelPath, option
 from tsdfm.store.bundle import default_model
+
+WAYS = ("one by one", "static", "by the step")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +62,12 @@ class ServeBenchmark:
     load: float = option(0.7, "requests that come in a second, as a share of what is written offline")
     quick: str = option("auto", "auto, compile, record or off, as for `tsdfm serve`")
     seed: int = option(0, "of the times at which requests come")
+    ways: tuple[str, ...] = option(WAYS, "which of the ways")
     device: str = option("auto", "auto, cpu or cuda")
     out: Path | None = option(None, "folder for the table as JSON")
+
+
+Takes = TypeVar("Takes", bound=Intake)
 
 
 class Static(Worker):
@@ -74,7 +82,7 @@ def run(settings: ServeBenchmark) -> None:
     """Every way, all at once and over time."""
     device = world(settings.device).device
     settings = settings if device.type == "cpu" else replace(settings, requests=8 * settings.requests)
-    rows = settings.rows or (8 if device.type == "cpu" else 32)
+    rows = most_rows(settings)
     served = model_of(settings, rows)
     served.warm()
     offline = texts_a_second(served, settings, rows)
@@ -88,11 +96,25 @@ def run(settings: ServeBenchmark) -> None:
     clients = f"{min(settings.clients, settings.requests)} clients"
     for name, waits in ((clients, settings.requests), (f"at {settings.load:.0%} of offline", gaps)):
         first: dict[str, Any] = {}
-        for way, kind, most in (("one by one", Worker, 1), ("static", Static, rows), ("by the step", Worker, rows)):
-            found = measured(served, settings, kind, most, waits)
+        for way, kind, most in zip(WAYS, (Worker, Static, Worker), (1, rows, rows), strict=True):
+            if way not in settings.ways:
+                continue
+            found = measured(served.name, settings, kind, most, waits)
             first = first or found
-            table.add([{"requests": name, "way": way, **told(found, first, offline, alone)}])
+            row = told(found, first, offline, alone)
+            kept = row if WAYS[0] in settings.ways else {n: v for n, v in row.items() if not n.endswith("one by one")}
+            table.add([{"requests": name, "way": way, **kept}])
     table.show()
+
+
+def most_rows(settings: ServeBenchmark) -> int:
+    """Texts in the running batch."""
+    return settings.rows or (8 if world(settings.device).device.type == "cpu" else 32)
+
+
+def models_of(settings: ServeBenchmark, rows: int) -> list[Served]:
+    """The models of a device, for its own process."""
+    return [model_of(settings, rows)]
 
 
 def model_of(settings: ServeBenchmark, rows: int) -> Served:
@@ -118,18 +140,18 @@ def texts_a_second(served: Served, settings: ServeBenchmark, batch: int, texts: 
 
 
 def measured(
-    served: Served, settings: ServeBenchmark, worker: type[Worker], rows: int, waits: Sequence[float] | int
+    name: str, settings: ServeBenchmark, worker: type[Worker], rows: int, waits: Sequence[float] | int
 ) -> dict[str, Any]:
     """Seconds of all requests and of each, and what the scheduler took of its own.
 
     `waits` are the times between requests, or how many the clients make in all.
     """
-    limits = Limits(rows=rows, queue=10**6, deadline=3600)
-    with serving(Scheduler([[served]], limits, worker=worker)) as (address, scheduler):
+    limits, load = Limits(rows=rows, queue=10**6, deadline=3600), partial(models_of, settings, most_rows(settings))
+    with serving(Remote([load], limits, worker)) as (address, scheduler):
         while not scheduler.ready:
             time.sleep(0.01)
         before = scheduler.tally.passes, scheduler.tally.own
-        body = {"model": served.name, "steps": settings.steps, "temperature": 1.0}
+        body = {"model": name, "steps": settings.steps, "temperature": 1.0}
         answers = multiprocessing.get_context("spawn").Queue()
         how = (settings.clients, waits) if isinstance(waits, int) else list(waits)
         asker = multiprocessing.get_context("spawn").Process(target=drive, args=(address, body, how, answers))
@@ -139,6 +161,7 @@ def measured(
         if isinstance(answer, str):
             raise UserError(f"a request failed: {answer}")
         begun, spent = answer
+        time.sleep(2 * BEAT)  # by then the tally is told
         passes, own = scheduler.tally.passes - before[0], scheduler.tally.own - before[1]
     return {"seconds": begun, "each": sorted(spent), "own": own / passes}
 
@@ -165,7 +188,7 @@ def quantiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 @contextmanager
-def serving(scheduler: Scheduler) -> Iterator[tuple[str, Scheduler]]:
+def serving(scheduler: Takes) -> Iterator[tuple[str, Takes]]:
     """A server on loopback for as long as the block."""
     sock = socket.create_server(("127.0.0.1", 0), backlog=4096)
     _, guarded = create_app(scheduler, ServeSettings(queue=10**6, deadline=3600))

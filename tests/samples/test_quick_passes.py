@@ -85,7 +85,8 @@ class RoutinesByHand(Routines):
 
 @pytest.mark.parametrize("source", ["uniform", "mask"])
 def test_whole_steps_of_one_text_are_the_same_numbers(source: str) -> None:
-    """As they are, and recorded: with limits, temperatures, top-p and what is given; one recording for each kind."""
+    """All of them at once or one by one, as they are and recorded: with limits, temperatures, top-p and what is given;
+    one recording for each kind."""
     plain = tiny_model("off", source=source, step_size=True)
     routines = RoutinesByHand(plain.velocity.net.hidden, plain.velocity.net)
     ones = [OneRow(plain.velocity), OneRow(plain.velocity, routines)]
@@ -95,6 +96,7 @@ def test_whole_steps_of_one_text_are_the_same_numbers(source: str) -> None:
         {"infill": "a {3} b {2}", "temperature": 0.7},
         {"top_p": 0.8},
         {"temperature": 0.0, "jump": "euler"},
+        {"on_pass": lambda _: None},  # its states are looked at: step by step
     ]
     for one in ones:
         model = tiny_model("off", source=source, step_size=True)

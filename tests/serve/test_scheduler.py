@@ -21,9 +21,12 @@ from tsdfm.flow import JUMPS
 from tsdfm.methods import files, method
 from tsdfm.samples.guide import Guide
 from tsdfm.samples.model import TextModel
+from tsdfm.samples.quick import OneRow, Pass
 from tsdfm.serve.jobs import Ask, Busy, Closing, Job, Late, Seen
 from tsdfm.serve.row import groups
+from tsdfm.serve.scheduler import Limits, Scheduler
 from tsdfm.serve.served import Served, load_served, names_of, ready
+from tsdfm.serve.worker import Worker
 from tsdfm.tokens.tokenizer import ByteTokenizer
 
 CROWD = [
@@ -156,6 +159,48 @@ def test_a_watcher_sees_every_pass_and_the_changes_make_the_text() -> None:
     assert [state[place] for place in range(len(text.tokens))] == text.tokens
     assert len(watch.seen[0].changes) == len(text.tokens) > len(watch.seen[3].changes)
     assert text.passes == 5
+
+
+class Ahead(Worker):
+    """As on a GPU: texts are handed out, and rows begun, while the next pass is made."""
+
+    works_alone = ("cpu",)
+
+
+def test_what_a_pass_has_made_may_be_told_during_the_next() -> None:
+    model, watch = served(source="uniform", shapes=(1, 2, 4), dtype=torch.float64), Watch()
+    scheduler = Scheduler([[model]], Limits(rows=5), worker=Ahead)
+    try:
+        watched = scheduler.submit(Ask(model="tiny", seed=9, steps=5), watch)
+        assert texts(scheduler, CROWD) == [offline(model.model, ask) for ask in CROWD]
+        assert [text.tokens for text in watched.done.result(600)] == offline(model.model, watched.ask)
+        assert [(seen.passes, seen.t) for seen in watch.seen] == [(k, k / 5) for k in range(6)]
+        left = [scheduler.submit(Ask(model="tiny", seed=seed, steps=2 + seed)) for seed in range(3)]
+        scheduler.close()
+        assert [[t.tokens for t in job.done.result(0)] for job in left] == [
+            offline(model.model, job.ask) for job in left
+        ]
+    finally:
+        scheduler.close(wait=False)
+
+
+def test_a_lone_text_is_written_at_once_where_the_model_can() -> None:
+    model = served(source="uniform", step_size=True)
+    one = OneRow(model.model.velocity)
+    model.passes[1, "posterior"] = Pass(model.model.velocity, 1, one=one)
+    turns, watch = list[int](), Watch()
+    with running(model) as scheduler:
+        turn = scheduler.workers[0].one_pass
+        scheduler.workers[0].one_pass = lambda *given: (turns.append(1), turn(*given))[1]  # type: ignore[method-assign]
+        ask = Ask(model="tiny", seed=4, steps=5, prefixes=("Mia",))
+        (text,) = scheduler.submit(ask).done.result(600)
+        assert [text.tokens] == offline(model.model, ask)
+        (seen,) = scheduler.submit(ask, watch).done.result(600)
+        assert (seen.tokens, text.passes, seen.passes, len(watch.seen)) == (text.tokens, 5, 5, 6)
+        crowd = Ask(model="tiny", seed=4, n=3)
+        assert texts(scheduler, [crowd]) == [offline(model.model, crowd)]
+    assert len(turns) == 1 + 5 + DEFAULTS.steps
+    assert scheduler.tally.passes == 5 + 5 + DEFAULTS.steps
 
 
 def test_a_request_joins_at_the_next_pass() -> None:

@@ -24,6 +24,7 @@ all but the masks.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
@@ -79,6 +80,12 @@ class Remembers(Protocol):
     """A jump that keeps something of each row over its steps: `begin(x_0 [B, L])` makes the one for these rows."""
 
     def begin(self, x_0: Tensor) -> Jump: ...
+
+
+@functools.lru_cache(maxsize=256)
+def kept(kind: type) -> tuple[bool, bool]:
+    """Does a kind of jump remember, and may it stop early? Asked for every row, and slow to find out."""
+    return issubclass(kind, Remembers), issubclass(kind, Stops)
 
 
 @runtime_checkable

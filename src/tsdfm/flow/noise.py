@@ -120,6 +120,12 @@ class RowNoise:
         plain = type(rows) is Tensor and rows.device.type == "cpu" and rows.dtype == torch.int64
         return plain and len(rows) * inner.numel() <= FEW and not torch.compiler.is_compiling()
 
+    def moved(self, device: torch.device) -> RowNoise:
+        """The same streams, at the same place, on a device, which is not waited for."""
+        part = RowNoise(self.seed, self.rows.to(device, non_blocking=True), self.stream, self.draws)
+        part._keys = self.keys.to(device, non_blocking=True)
+        return part
+
     def select(self, index: Tensor) -> RowNoise:
         """The same streams, at the same place, for some of the rows."""
         part = RowNoise(self.seed, self.rows[index], self.stream)

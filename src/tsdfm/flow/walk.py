@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from tsdfm.errors import UserError
 from tsdfm.flow.draw import shape_logits
-from tsdfm.flow.jump import Finishes, Jump, PositionJump, Remembers, Retimes, RowJump, reads_of
+from tsdfm.flow.jump import Finishes, Jump, PositionJump, Remembers, Retimes, RowJump, kept, reads_of
 from tsdfm.flow.logits import posterior_from_score, reshaped_score
 from tsdfm.flow.noise import JoinedNoise, Noise, RowNoise, uniform
 from tsdfm.kernels.inverse import floats
@@ -24,6 +24,7 @@ Model = Callable[..., Tensor]
 """(x_t [B, L] int64, t [B], h [B]) → logits [B, L, V]; with `passes_a_call` where that is more than one. A model that
 is `latent` takes a number λ [B] of [0, 1] besides: every text draws one in every step."""
 
+WHOLE = 32  # steps of a walk that a model makes as one
 ROOM = {"cpu": 1 << 22, "cuda": 1 << 27}  # logits of a partial model that exist at once
 
 
@@ -54,6 +55,10 @@ class StepModel(Protocol):
 
     def step(self, walk: Walk, x: Tensor, t: Tensor, h: Tensor) -> Tensor:
         """The state [B, L] after the step."""
+        ...
+
+    def solve(self, walk: Walk, x: Tensor, points: Sequence[float]) -> Tensor:
+        """The state [B, L] after all steps along the times `points`."""
         ...
 
 
@@ -101,7 +106,7 @@ def begin(
     shaper.allowed = None if limits is None else limits.allowed.to(device)
     walk = Walk(model, jump, noise, shaper, held, fixed, sets, time_dtype)
     x = walk.clamp(x_0)
-    return (replace(walk, jump=jump.begin(x)) if isinstance(jump, Remembers) else walk), x
+    return (replace(walk, jump=cast(Remembers, jump).begin(x)) if kept(type(jump))[0] else walk), x
 
 
 def reads_some(jump: Jump) -> bool:
@@ -141,6 +146,16 @@ class Walk:
         held, fixed, sets = (_stacked([getattr(w, name) for w in walks]) for name in ("held", "fixed", "sets"))
         return Walk(model, first.jump, noise, shaper, held, fixed, sets, first.time_dtype)
 
+    def moved(self, device: torch.device, allowed: Tensor | None) -> Walk:
+        """The same on a device, where `allowed` lie already; no device is waited for. The jump remembers nothing."""
+        assert isinstance(self.noise, RowNoise)
+        noise = self.noise.moved(device)
+        shaper = Shaper(device, self.shaper.dials, self.shaper.bias, None if self.shaper.allowed is None else allowed)
+        held, fixed, sets = (
+            None if x is None else x.to(device, non_blocking=True) for x in (self.held, self.fixed, self.sets)
+        )
+        return replace(self, noise=noise, shaper=shaper, held=held, fixed=fixed, sets=sets)
+
     def clamp(self, x: Tensor) -> Tensor:
         """A state [B, L] with the given tokens in their places."""
         return x if self.held is None or self.fixed is None else torch.where(self.held, self.fixed, x)
@@ -167,6 +182,20 @@ class Walk:
             return self.clamp(jump(x, logits, t, h, self.noise)), logits
         u = uniform(self.noise, (*x.shape, 2), x.device)
         return self.clamp(jump.settle(x, *jump.read(logits, own, u), t, h, u)), logits
+
+    def whole(self, x: Tensor, points: Sequence[float]) -> StepModel | None:
+        """The model, if it makes all steps along the times `points` by itself, none of them looked at."""
+        model, jump, few = self.model, self.jump, len(points) - 1 <= WHOLE
+        plain = few and not jump.final_pass and not kept(type(jump))[1]
+        return model if plain and isinstance(model, StepModel) and model.takes(self, x) else None
+
+    def all_at_once(self, model: Model, x: Tensor, times: Tensor, u: Tensor, *given: Tensor) -> list[Tensor]:
+        """All steps from times[0] [K] of sizes times[1] [K] by uniforms u [K, B, L, 2], as `at_once` makes each."""
+        bad = torch.zeros((), dtype=torch.bool, device=x.device)
+        for t, h, uniforms in zip(*times[..., None].expand(-1, -1, len(x)), u, strict=True):
+            x, wrong = self.at_once(model, x, t, h, uniforms, *given)
+            bad = bad | wrong
+        return [x, bad]
 
     def latent(self, x: Tensor) -> tuple[Tensor, ...]:
         """A number of each row's own [B], where the model is told such."""
@@ -242,7 +271,10 @@ class Walk:
 def _stacked(parts: Sequence[Tensor | None]) -> Tensor | None:
     """Rows [1, L] of several walks as one tensor; none where nothing is said of any."""
     some = next((part for part in parts if part is not None), None)
-    return None if some is None else torch.cat([torch.zeros_like(some) if part is None else part for part in parts])
+    if some is None:
+        return None
+    nothing = None if all(part is not None for part in parts) else torch.zeros_like(some)
+    return torch.cat([nothing if part is None else part for part in parts])  # type: ignore[misc]
 
 
 def rows_of(x: Tensor) -> Tensor:

@@ -4,7 +4,8 @@ On a GPU the network's body is recorded once for a batch of given size (`engine.
 every batch: a pass of 12 blocks is then one call of the host. A last batch that is smaller is filled up with copies of
 its last row, whose results nobody looks at. The head stays outside of the recording: each step asks it for other
 positions, only for those that may move (`flow.solve`). A single text is another case: there the host, not the
-arithmetic, takes the time, so its whole step, head and draw and all, is one recording (`OneRow`).
+arithmetic, takes the time, so all of its steps, heads and draws and all, are one recording (`OneRow`); where its states
+are looked at, each step is one.
 
     auto      recorded as it is, once a batch size has been asked for as many passes as pay for it, in one call or in
               several; nothing is recorded on a CPU
@@ -20,9 +21,10 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, Literal, TypeVar, cast
 
 import torch
@@ -57,13 +59,24 @@ class OneRow:
 
     def step(self, walk: Walk, x: Tensor, t: Tensor, h: Tensor) -> Tensor:
         """The state [1, L] after a step from t [1] to t + h [1]."""
-        inputs = [x, t, h, uniform(walk.noise, (*x.shape, 2), x.device), *walk.given()]
-        work = partial(walk.at_once, Pass(self.velocity, 1))
+        u = uniform(walk.noise, (*x.shape, 2), x.device)
+        return self.made(walk, walk.at_once, [x, t, h, u])
+
+    def solve(self, walk: Walk, x: Tensor, points: Sequence[float]) -> Tensor:
+        """The text [1, L] after all steps along the times `points`: one recording for each number of steps."""
+        u = torch.stack([uniform(walk.noise, (*x.shape, 2), x.device) for _ in points[1:]])
+        steps = [[a for a, _ in pairwise(points)], [b - a for a, b in pairwise(points)]]
+        times = torch.tensor(steps, dtype=torch.float64).to(x.device, non_blocking=True)
+        return self.made(walk, walk.all_at_once, [x, times, u])
+
+    def made(self, walk: Walk, work: Callable[..., list[Tensor]], inputs: list[Tensor]) -> Tensor:
+        """The state that `work` gives, recorded where there are routines."""
+        run, inputs = partial(work, Pass(self.velocity, 1)), [*inputs, *walk.given()]
         if self.routines is None:
-            state, bad = work(*inputs)
+            state, bad = run(*inputs)
         else:
-            plan = walk.jump, walk.shaper.dials, walk.held is None, walk.sets is None
-            state, bad = self.routines.call(plan, work, inputs)
+            plan = work.__name__, walk.jump, walk.shaper.dials, walk.held is None, walk.sets is None
+            state, bad = self.routines.call(plan, run, inputs)
         walk.shaper.bad |= bad
         return state
 
@@ -91,6 +104,11 @@ class Pass:
         """The step of such a walk."""
         assert self.one is not None
         return self.one.step(walk, x, t, h)
+
+    def solve(self, walk: Walk, x: Tensor, points: Sequence[float]) -> Tensor:
+        """All steps of such a walk."""
+        assert self.one is not None
+        return self.one.solve(walk, x, points)
 
     @property
     def latent(self) -> bool:

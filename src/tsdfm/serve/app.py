@@ -19,10 +19,10 @@ from tsdfm import __version__
 from tsdfm.errors import UserError
 from tsdfm.serve.desk import Desk, cards_of
 from tsdfm.serve.guard import Guard, refusal
+from tsdfm.serve.intake import Intake
 from tsdfm.serve.jobs import Busy, Closing, Late, Refused
 from tsdfm.serve.metrics import Counts, Metrics
 from tsdfm.serve.page import HEADERS, docs, page, policy
-from tsdfm.serve.scheduler import Scheduler
 from tsdfm.serve.schema import Card, Cards, Completion, ErrorAnswer, requests
 from tsdfm.serve.settings import ServeSettings
 
@@ -56,7 +56,7 @@ def taking(shape: type, answer: Callable[[Request, Any], Awaitable[Response]]) -
     return endpoint
 
 
-def create_app(scheduler: Scheduler, settings: ServeSettings) -> tuple[FastAPI, Guard]:
+def create_app(scheduler: Intake, settings: ServeSettings) -> tuple[FastAPI, Guard]:
     """The application, and the same behind its guard, which is what is served."""
 
     @contextlib.asynccontextmanager
@@ -101,7 +101,7 @@ def cards(router: APIRouter, desk: Desk) -> None:
         return desk.card(model)
 
 
-def health(app: FastAPI, scheduler: Scheduler, registry: CollectorRegistry) -> None:
+def health(app: FastAPI, scheduler: Intake, registry: CollectorRegistry) -> None:
     """The paths that tell how the server is."""
 
     @app.get("/healthz", response_class=PlainTextResponse)

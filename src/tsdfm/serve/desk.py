@@ -16,8 +16,8 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from tsdfm.errors import UserError
 from tsdfm.serve.answers import DONE, Answer, event
 from tsdfm.serve.guard import refusal
+from tsdfm.serve.intake import Intake
 from tsdfm.serve.jobs import Ask, Job, Late, Seen
-from tsdfm.serve.scheduler import Scheduler
 from tsdfm.serve.schema import Card, CompletionFields, InfillFields
 
 
@@ -25,7 +25,7 @@ from tsdfm.serve.schema import Card, CompletionFields, InfillFields
 class Desk:
     """Where requests are taken and answered."""
 
-    scheduler: Scheduler
+    scheduler: Intake
     cards: dict[str, Card]
 
     def card(self, name: str) -> Card:
@@ -116,7 +116,7 @@ def listed(text: str | list[str] | None) -> tuple[str, ...]:
     return () if text is None else (text,) if isinstance(text, str) else tuple(text)
 
 
-def cards_of(scheduler: Scheduler) -> dict[str, Card]:
+def cards_of(scheduler: Intake) -> dict[str, Card]:
     """What is said of the served models."""
     made = {}
     for name, served in scheduler.models.items():

@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from tsdfm.serve.guard import Message, Receive, Send
-from tsdfm.serve.scheduler import Scheduler
+from tsdfm.serve.intake import Intake
 
 SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120)
 
@@ -19,14 +19,14 @@ SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120)
 class Counts(Collector):
     """A scheduler's tally, read when it is asked for."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Intake) -> None:
         self.scheduler = scheduler
 
     def collect(self) -> Iterator[Any]:
         """The numbers of this moment."""
         tally = self.scheduler.tally
         yield GaugeMetricFamily("tsdfm_rows_live", "texts that are being written", self.scheduler.live)
-        yield GaugeMetricFamily("tsdfm_rows_waiting", "texts that wait for a place", len(self.scheduler.waiting))
+        yield GaugeMetricFamily("tsdfm_rows_waiting", "texts that wait for a place", self.scheduler.queued)
         for name, text, value in (
             ("passes", "passes, each of all live texts of a model", tally.passes),
             ("row_passes", "passes, counted for each text", tally.rows),

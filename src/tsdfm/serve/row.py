@@ -15,15 +15,16 @@ A jump that remembers, or that does not say that it goes row by row, takes its r
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from tsdfm.flow.jump import Stops
+from tsdfm.flow.jump import Stops, kept
 from tsdfm.flow.walk import Model, Walk
 
 
@@ -47,7 +48,7 @@ class Row:
     stops: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        self.stops = isinstance(self.walk.jump, Stops)
+        self.stops = kept(type(self.walk.jump))[1]
 
     @property
     def of(self) -> int:
@@ -65,8 +66,9 @@ class Row:
         at_the_end = self.taken == len(self.points) - 1  # what comes is the jump's last word
         return at_the_end or not getattr(self.walk.jump, "row_wise", False)
 
-    def step(self) -> None:
-        """The next pass, by itself."""
+    def step(self) -> float:
+        """The next pass, by itself; its seconds."""
+        began = time.perf_counter()
         if self.taken == len(self.points) - 1:
             self.x, _ = self.walk.finish(self.x)
             self.passes += 1
@@ -74,6 +76,16 @@ class Row:
         else:
             self.x, _ = self.walk.step(self.x, *times([self], self.x.device))
             self.stepped()
+        return time.perf_counter() - began
+
+    def solve(self) -> float:
+        """All of its passes at once, where its model makes them so; their seconds."""
+        began, model = time.perf_counter(), self.walk.whole(self.x, self.points)
+        assert model is not None
+        self.x = model.solve(self.walk, self.x, self.points)
+        self.passes = self.taken = len(self.points) - 1
+        self.written = True
+        return time.perf_counter() - began
 
     def stepped(self) -> None:
         """A step has been made: is the text written?"""
@@ -84,14 +96,47 @@ class Row:
         self.written = self.taken == len(self.points) - 1 and not self.walk.jump.final_pass
 
 
-def fetched(rows: Sequence[Row]) -> dict[Row, tuple[list[int], bool]]:
-    """The tokens of rows, and whether any of their logits were no numbers; the device is waited for once."""
-    if not rows:
-        return {}
-    flags = [[row.walk.shaper.bad, *row.flags] for row in rows]
-    texts = torch.cat([row.x for row in rows])
-    tokens, bad = texts.tolist(), iter(torch.stack([flag for some in flags for flag in some]).tolist())
-    return {row: (text, any(list(islice(bad, len(some))))) for row, text, some in zip(rows, tokens, flags, strict=True)}
+class Fetch:
+    """The tokens of rows on their way from the device: those of this moment, whatever the rows do then."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.counts = [1 + len(row.flags) for row in rows]
+        flags = [flag for row in rows for flag in (row.walk.shaper.bad, *row.flags)]
+        self.tokens, self.flags = (to_host(x) for x in (torch.cat([row.x for row in rows]), torch.stack(flags)))
+        self.arrived = marked(rows[0].x.device)
+
+    def get(self) -> list[tuple[list[int], bool]]:
+        """The tokens of each row, and whether any of its logits were no numbers; the device is waited for once."""
+        wait_for(self.arrived)
+        bad = iter(self.flags.tolist())
+        return [(text, any(list(islice(bad, n)))) for text, n in zip(self.tokens.tolist(), self.counts, strict=True)]
+
+
+def to_host(x: Tensor) -> Tensor:
+    """A copy of x on the host, which is there once the device has come so far."""
+    if x.device.type == "cpu":
+        return x
+    return torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)
+
+
+def marked(device: torch.device) -> Any:
+    """This place in the work of a device; none where work is done at once."""
+    if device.type == "cpu":
+        return None
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def reached(mark: Any) -> bool:
+    """Has the device come to a mark? While it has not, what the host does costs no time."""
+    return mark is None or bool(mark.query())
+
+
+def wait_for(mark: Any) -> None:
+    """Until the device has come to a mark."""
+    if mark is not None:
+        mark.synchronize()
 
 
 def times(rows: Sequence[Row], device: torch.device) -> Tensor:
@@ -100,14 +145,18 @@ def times(rows: Sequence[Row], device: torch.device) -> Tensor:
     return torch.tensor([[a for a, _ in steps], [b - a for a, b in steps]], dtype=torch.float64, device=device)
 
 
-def step_together(rows: Sequence[Row], model: Model) -> None:
-    """The next pass of rows that may share it."""
+def step_together(rows: Sequence[Row], model: Model) -> float:
+    """The next pass of rows that may share it; its seconds, without those of laying rows together and apart."""
     walk = Walk.together([row.walk for row in rows], model)
-    x, _ = walk.step(torch.cat([row.x for row in rows]), *times(rows, rows[0].x.device))
+    x, (t, h) = torch.cat([row.x for row in rows]), times(rows, rows[0].x.device)
+    began = time.perf_counter()
+    x, _ = walk.step(x, t, h)
+    spent = time.perf_counter() - began
     for row, after in zip(rows, torch.split(x, 1), strict=True):
         row.x = after
         row.flags.append(walk.shaper.bad)
         row.stepped()
+    return spent
 
 
 def groups(rows: Sequence[Row], shapes: Sequence[int]) -> Iterator[tuple[list[Row], int]]:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tsdfm.errors import UserError
 from tsdfm.serve.settings import ServeSettings
 
-FEW = 8  # texts in the running batch of a CPU: with more, each takes longer and none is done sooner
+if TYPE_CHECKING:
+    from tsdfm.serve.served import Served
+
 KEY = "TSDFM_API_KEY"
 
 
@@ -26,42 +29,39 @@ def run(settings: ServeSettings) -> None:
         from tsdfm.serve.app import create_app
     except ImportError as problem:
         raise UserError(f"{problem.name} is not installed: pip install 'tsdfm[serve]'") from None
-    from tsdfm.serve.scheduler import Limits, Scheduler
+    from tsdfm.serve.intake import Limits
+    from tsdfm.serve.remote import Remote
 
     sock = listening(settings.host, settings.port)
-    devices = load_all(settings)
-    most = max(max(served.shapes) for served in devices[0])
-    rows = settings.rows or (FEW if devices[0][0].device.type == "cpu" else most)
-    scheduler = Scheduler(devices, Limits(rows=rows, queue=settings.queue, deadline=settings.deadline))
+    limits = Limits(rows=settings.rows or 0, queue=settings.queue, deadline=settings.deadline)
+    remote = Remote(loads(settings), limits)
     settings = replace(settings, api_key=settings.api_key or os.environ.get(KEY))
-    _, guarded = create_app(scheduler, settings)
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: Any = None) -> None:
             await super().startup(sockets)
-            say(sock, settings, list(scheduler.models))
+            say(sock, settings, list(remote.models))
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            scheduler.closing = True
+            remote.closing = True
             if sig == signal.SIGTERM:  # the end that was asked for: exit code 0
                 self.should_exit = True
             else:
                 super().handle_exit(sig, frame)
 
-    config = uvicorn.Config(
-        guarded,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=int(settings.deadline) + 1,
-    )
-    Server(config).run([sock])
+    how: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False}
+    try:
+        patience = int(settings.deadline) + 1
+        config = uvicorn.Config(create_app(remote, settings)[1], timeout_graceful_shutdown=patience, **how)
+        Server(config).run([sock])
+    finally:
+        remote.close(wait=False)
 
 
-def load_all(settings: ServeSettings) -> list[list[Any]]:
-    """The models on each device."""
+def loads(settings: ServeSettings) -> list[Callable[[], list[Served]]]:
+    """For each device a function that loads its models, to be called in its own process."""
     from tsdfm.engine.distributed import pick_device
-    from tsdfm.serve.served import load_served, names_of
+    from tsdfm.serve.served import names_of
     from tsdfm.store.bundle import default_model
 
     paths: Sequence[Path] = settings.models or (default_model(),)
@@ -72,7 +72,14 @@ def load_all(settings: ServeSettings) -> list[list[Any]]:
     about: dict[str, Any] = {"quick": quick, "compass": settings.compass}
     about |= {"rows": settings.rows, "shapes": settings.shapes}
     named = list(zip(names_of(paths), paths, strict=True))
-    return [[load_served(path, place, name=name, **about) for name, path in named] for place in places]
+    return [partial(load_all, named, place, about) for place in places]
+
+
+def load_all(named: Sequence[tuple[str, Path]], place: str, about: dict[str, Any]) -> list[Served]:
+    """The models of a device."""
+    from tsdfm.serve.served import load_served
+
+    return [load_served(path, place, name=name, **about) for name, path in named]
 
 
 def listening(host: str, port: int) -> socket.socket:

@@ -12,49 +12,20 @@ request that comes while others are being written waits for one pass, not for th
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 
-import torch
-
-from tsdfm.errors import UserError
-from tsdfm.flow import grid, shape_logits
-from tsdfm.flow.noise import salt_of
-from tsdfm.methods import bound_of
-from tsdfm.samples.given import Asked, as_prompts, read_asked
-from tsdfm.serve.jobs import Ask, Busy, Closing, Job, Place, Refused, Seen, blaming
+from tsdfm.serve.intake import Intake, Limits
+from tsdfm.serve.jobs import Busy, Closing, Job, Place
 from tsdfm.serve.served import Served
 from tsdfm.serve.worker import Worker
 
-NOTHING = torch.zeros(1, 1)
+__all__ = ["Limits", "Scheduler"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What is taken: `rows` texts at once for each device, `queue` rows waiting, `deadline` seconds for a request."""
-
-    rows: int = 8
-    queue: int = 256
-    deadline: float = 120.0
-
-
-@dataclass
-class Tally:
-    """What a scheduler has done: `own` are the seconds it took between the network's calls, `busy` those of passes."""
-
-    passes: int = 0
-    rows: int = 0
-    texts: int = 0
-    tokens: int = 0
-    busy: float = 0.0
-    own: float = 0.0
-
-
-class Scheduler:
+class Scheduler(Intake):
     """Workers with their models (`devices`: for each, what it serves), and the queue they share."""
 
     def __init__(
@@ -64,11 +35,8 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         worker: type[Worker] = Worker,
     ) -> None:
-        self.limits, self.clock, self.tally = limits, clock, Tally()
-        self.broken: BaseException | None = None
-        self.exact = dict[str, bool]()  # has a model the same bits alone or in a crowd?
-        self.models: Mapping[str, Served] = {served.name: served for served in devices[0]}
-        self.changed, self.waiting, self.closing = threading.Condition(), deque[Place](), False
+        super().__init__({served.name: served for served in devices[0]}, limits, clock)
+        self.changed, self.waiting = threading.Condition(), deque[Place]()
         self.workers = [worker(self, served) for served in devices]
 
     @property
@@ -81,73 +49,28 @@ class Scheduler:
         """Rows that are being written."""
         return sum(len(worker.live) for worker in self.workers)
 
-    def submit(self, ask: Ask, on_pass: Callable[[Seen], None] | None = None) -> Job:
-        """Put a request into the queue. Raises `UserError` for what cannot be asked, `Busy`, or `Closing`."""
-        job = self.job(ask, on_pass)
+    @property
+    def queued(self) -> int:
+        """Rows that wait for a place."""
+        return len(self.waiting)
+
+    def take(self, job: Job) -> None:
+        """Put the rows of a job into the queue."""
         with self.changed:
             if self.closing:
                 raise Closing("the server is going down")
             rows = len(job.asked.numbers)
             if len(self.waiting) + rows > self.limits.queue:
-                raise Busy(self.wait())
+                left = sum(place.job.steps for place in self.waiting)
+                raise Busy(self.pause(left, len(self.workers)))
             self.waiting.extend(Place(job, index) for index in range(rows))
             self.changed.notify_all()
-        return job
-
-    def job(self, ask: Ask, on_pass: Callable[[Seen], None] | None) -> Job:
-        """A request as rows, all of it checked."""
-        if ask.model not in self.models:
-            raise Refused("model", f"no model is called {ask.model!r}: there are {', '.join(self.models)}")
-        served = self.models[ask.model]
-        prompts = as_prompts(ask.prefixes, served.model.velocity.spec.prompted)
-        ask = replace(ask, prefixes=tuple(prompts))
-        steps = served.defaults.steps if ask.steps is None else ask.steps
-        temperature = served.defaults.temperature if ask.temperature is None else ask.temperature
-        with blaming("steps"):
-            grid(steps)
-        with blaming("seed"):
-            salt_of(ask.seed, 0)
-        with blaming("temperature"):
-            shape_logits(NOTHING, temperature)
-        with blaming("top_p"):
-            shape_logits(NOTHING, top_p=ask.top_p)
-        with blaming("jump"):
-            served.jump(ask.jump, "blind")
-        with blaming("guide"):
-            served.jump(ask.jump, ask.guide)
-        asked = self.asked(served, ask)
-        job = Job(ask, asked, steps, (temperature, ask.top_p), self.clock() + self.limits.deadline, on_pass)
-        if on_pass is not None and job.chosen:
-            raise Refused(
-                "infill", "a text with a gap of several lengths is chosen at the end: to watch it, give one length"
-            )
-        return job
-
-    def asked(self, served: Served, ask: Ask) -> Asked:
-        """The rows of a request."""
-        spec, most = served.model.velocity.spec, self.limits.queue
-        if not 1 <= ask.n <= most:
-            raise Refused("n", f"n must be at least 1 and at most {most}, not {ask.n}")
-        with blaming("infill" if ask.infills else "prompt"):
-            given = {"prefixes": ask.prefixes, "infills": ask.infills}
-            asked = read_asked(served.model.tokenizer, spec.length, spec.anchor, ask.n, 0, **given)
-            if asked.texts < len(asked.numbers) and bound_of(spec) is None:
-                raise UserError(f"a model of {spec.method} has no bound to choose a gap's length by: give one length")
-            if len(asked.numbers) > most:
-                raise UserError(f"this takes {len(asked.numbers)} rows, at most {most} are taken: ask for fewer texts")
-        return asked
-
-    def wait(self) -> int:
-        """Whole seconds until the rows that wait have found a place, by what passes have taken so far."""
-        left = sum(place.job.steps for place in self.waiting)
-        pace = self.tally.busy / self.tally.rows if self.tally.rows else 0.0
-        return max(1, math.ceil(left * pace / len(self.workers)))
 
     def break_down(self, problem: BaseException) -> None:
         """A worker cannot go on: nothing new is taken, and nobody waits for what will not come."""
         with self.changed:
             self.broken, self.closing = problem, True
-            for place in [*self.waiting, *(place for worker in self.workers for place in worker.live)]:
+            for place in [*self.waiting, *(place for worker in self.workers for place in worker.places)]:
                 place.job.fail(RuntimeError(f"the server has broken down: {problem}"))
             self.changed.notify_all()
 
@@ -156,7 +79,7 @@ class Scheduler:
         with self.changed:
             self.closing = True
             if not wait:
-                for place in [*self.waiting, *(place for worker in self.workers for place in worker.live)]:
+                for place in [*self.waiting, *(place for worker in self.workers for place in worker.places)]:
                     place.job.cancel()
             self.changed.notify_all()
         for worker in self.workers:

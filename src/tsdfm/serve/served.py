@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -16,9 +17,11 @@ from tsdfm.distil.stats import Stats
 from tsdfm.engine.precision import autocast
 from tsdfm.errors import UserError
 from tsdfm.flow import Jump, RowNoise, grid, reads_of
+from tsdfm.flow.jump import kept
 from tsdfm.flow.logits import Reads
 from tsdfm.flow.walk import begin
 from tsdfm.methods import bound_of
+from tsdfm.nn.ddit import DDiT
 from tsdfm.samples.defaults import RUNS, SampleDefaults, defaults_of
 from tsdfm.samples.given import Given
 from tsdfm.samples.guide import Guide, compass_for, own_compass
@@ -28,8 +31,17 @@ from tsdfm.samples.quick import Pass, settled
 from tsdfm.serve.row import Row, step_together
 
 ROWS = 64  # texts in the largest batch, where nothing else was asked for: a GPU is long busy then
+FEW = 8  # texts in the running batch of a CPU: with more, each takes longer and none is done sooner
 MOST = 100  # jumps that are kept by their names
 PLACES = 512  # positions that the head is asked for at a time, where batches have one shape
+
+
+class Elsewhere:
+    """A compass whose weights are in another process."""
+
+    def energy(self, tokens: Tensor) -> Tensor:
+        """Not here."""
+        raise RuntimeError("the weights of this compass are in another process")
 
 
 @dataclass(frozen=True)
@@ -41,8 +53,11 @@ class Served:
     defaults: SampleDefaults = RUNS
     compass: Energy | None = None
     shapes: tuple[int, ...] = (1,)
+    told: str = ""
+    """Its fingerprint, where its weights are in another process."""
     jumps: dict[str, Jump] = field(default_factory=dict, repr=False, compare=False)
     passes: dict[tuple[int, Reads], Pass] = field(default_factory=dict, repr=False, compare=False)
+    limits: list[Tensor] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def device(self) -> torch.device:
@@ -57,9 +72,17 @@ class Served:
     @property
     def fingerprint(self) -> str:
         """Equal where the same request gives the same text: of weights, versions, device and shapes."""
+        if self.told:
+            return self.told
         kind = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
         words = (self.model.velocity.sha256, __version__, torch.__version__, kind, self.model.quick, self.shapes)
         return "tsdfm-" + hashlib.sha256(repr(words).encode()).hexdigest()[:12]
+
+    def without_weights(self) -> Served:
+        """The same for a process that reads requests and words answers: small to send, and not able to write."""
+        bare = replace(self.model, velocity=replace(self.model.velocity, net=cast(DDiT, None)))
+        compass = None if self.compass is None else Elsewhere()
+        return replace(self, model=bare, compass=compass, told=self.fingerprint, jumps={}, passes={}, limits=[])
 
     def at(self, shape: int, reads: Reads = "posterior") -> Pass:
         """The network for batches that are filled up to `shape` rows, and jumps that read so (`flow.reads_of`)."""
@@ -88,8 +111,12 @@ class Served:
         self, number: int, seed: int, steps: int, dials: tuple[float, float], jump: str, guide: str, given: Given | None
     ) -> Row:
         """A text at its beginning; `given` is its row, [1, L]."""
-        noise = RowNoise(seed, torch.tensor([number], device=self.device))
-        x_0 = self.model.velocity.source.draw((1, self.model.velocity.spec.length), noise, self.device)
+        plain = guide == "blind" and not kept(type(self.jump(jump, "blind")))[0]
+        here = torch.device("cpu") if plain else self.device  # a device that is making a pass is not waited for
+        if given is not None and here.type != "cpu":
+            given = given.rows(torch.zeros(1, dtype=torch.int64), here)
+        noise = RowNoise(seed, torch.tensor([number], device=here))
+        x_0 = self.model.velocity.source.draw((1, self.model.velocity.spec.length), noise, here)
         chosen = self.jump(jump, guide, given.held if given else None)
         walk, x = begin(
             self.at(1, reads_of(chosen)),
@@ -100,16 +127,28 @@ class Served:
             dials=dials,
             limits=given.limits(self.model.tokenizer) if given else None,
         )
+        if here != self.device:
+            walk, x = walk.moved(self.device, self.allowed(walk.shaper.allowed)), x.to(self.device, non_blocking=True)
         return Row(walk, x, grid(steps), f"{jump} {guide}")
 
+    def allowed(self, sets: Tensor | None) -> Tensor | None:
+        """The allowed tokens [sets, V] that all rows of this model share, on its device."""
+        if sets is not None and not self.limits:
+            self.limits.append(sets.to(self.device))
+        return None if sets is None else self.limits[0]
+
     @torch.no_grad()
-    def step(self, rows: Sequence[Row], shape: int) -> None:
-        """One pass of the network for rows of this model, in a batch of a shape."""
+    def step(self, rows: Sequence[Row], shape: int, *, alone: bool = False) -> float:
+        """One pass of the network for rows of this model, in a batch of a shape; the seconds of the pass itself.
+
+        A row that is `alone`, nobody waits for a place nor looks at its states, may take all of its passes at once.
+        """
         with autocast(self.model.bf16, self.device):
+            if alone and rows[0].taken == 0 and rows[0].walk.whole(rows[0].x, rows[0].points) is not None:
+                return rows[0].solve()
             if shape == 1:
-                rows[0].step()
-            else:
-                step_together(rows, self.at(shape, reads_of(rows[0].walk.jump)))
+                return rows[0].step()
+            return step_together(rows, self.at(shape, reads_of(rows[0].walk.jump)))
 
     @torch.no_grad()
     def score(self, given: Given, number: int, tokens: Tensor, seed: int, h: float) -> float:
@@ -145,6 +184,9 @@ class Served:
                     self.row(n, 0, 1, (self.defaults.temperature, 1.0), "auto", "blind", None) for n in range(shape)
                 ]
                 self.step(rows, shape)
+                if shape == 1:  # and a text by itself
+                    how = (self.defaults.temperature, 1.0), "auto", "blind", None
+                    self.step([self.row(0, 0, self.defaults.steps, *how)], 1, alone=True)
 
 
 def load_served(
@@ -174,6 +216,11 @@ def ready(model: TextModel, quick: str) -> TextModel:
     made = replace(model, velocity=velocity, quick=quick)
     made.passes.sizes = "any"
     return made
+
+
+def usual_rows(models: Sequence[Served]) -> int:
+    """Texts in the running batch of a device, where nothing else was asked for."""
+    return FEW if models[0].device.type == "cpu" else max(max(served.shapes) for served in models)
 
 
 def names_of(paths: Sequence[Path]) -> list[str]:

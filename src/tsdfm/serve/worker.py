@@ -6,36 +6,64 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import torch
 
 from tsdfm.errors import UserError
 from tsdfm.samples.lengths import TIMES
 from tsdfm.serve.jobs import Late, Place, Seen
-from tsdfm.serve.row import Row, fetched, groups
+from tsdfm.serve.row import Fetch, Row, groups, marked, reached, wait_for
 from tsdfm.serve.served import Served
 
 if TYPE_CHECKING:
     from tsdfm.serve.scheduler import Scheduler
 
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Look:
+    """A row as it was after a pass: it may have gone on when its tokens arrive."""
+
+    served: Served
+    place: Place
+    row: Row
+    passes: int
+    t: float
+    written: bool
+
 
 class Worker:
-    """A device with its models: a thread that makes passes while there are rows."""
+    """A device with its models: a thread that makes passes while there are rows.
+
+    Where the device works by itself (`ahead`, a GPU), nothing waits for a pass that need not: while it is made, the
+    texts that the pass before has finished are handed out, and those who wait come in.
+    """
+
+    works_alone: ClassVar[tuple[str, ...]] = ("cuda",)
 
     def __init__(self, scheduler: Scheduler, models: Sequence[Served]) -> None:
         self.scheduler, self.models = scheduler, {served.name: served for served in models}
         self.live, self.turn, self.warm = list[Place](), 0, False
-        self.thread = threading.Thread(target=self.run, name=f"tsdfm-{models[0].device}", daemon=True)
+        self.device = models[0].device
+        self.ahead, self.mark = self.device.type in self.works_alone, None
+        self.leaving = list[tuple[list[Look], Fetch]]()
+        self.thread = threading.Thread(target=self.run, name=f"tsdfm-{self.device}", daemon=True)
         self.thread.start()
+
+    @property
+    def places(self) -> list[Place]:
+        """Rows that are not handed out yet."""
+        return [*self.live, *(look.place for looks, _ in self.leaving for look in looks)]
 
     def run(self) -> None:
         """Warm the models, then make passes until the scheduler is closed and nothing is left."""
-        device = next(iter(self.models.values())).device
         try:
-            if device.type == "cuda":
-                torch.cuda.set_device(device)
+            if self.device.type == "cuda":
+                torch.cuda.set_device(self.device)
             for served in self.models.values():
                 served.warm()
                 self.scheduler.exact[served.name] = served.steady()
@@ -46,23 +74,12 @@ class Worker:
             traceback.print_exc()
             self.scheduler.break_down(problem)
 
-    def turn_of(self, served: Served) -> None:
-        """A pass of a model's rows, and what it took."""
-        began, tally = time.perf_counter(), self.scheduler.tally
-        mine = [place for place in self.live if place.job.ask.model == served.name]
-        inside = self.one_pass(served, mine)
-        spent = time.perf_counter() - began
-        with self.scheduler.changed:
-            tally.passes, tally.rows = tally.passes + 1, tally.rows + len(mine)
-            tally.busy, tally.own = tally.busy + spent, tally.own + spent - inside
-
     def next_model(self) -> Served | None:
         """Whose turn it is, once there are rows; none when it is over. Rows that nobody waits for go before."""
         scheduler = self.scheduler
         with scheduler.changed:
             while True:
-                self.sort_out()
-                self.admit()
+                self.come_and_go()
                 if self.live:
                     names = [n for n in self.models if any(place.job.ask.model == n for place in self.live)]
                     self.turn += 1
@@ -71,86 +88,120 @@ class Worker:
                     return None
                 scheduler.changed.wait()
 
+    def come_and_go(self) -> None:
+        """Rows of jobs that have ended, or whose time is over, leave; those who wait come in while there is room."""
+        now, waiting = self.scheduler.clock(), self.scheduler.waiting
+        for job in {place.job for place in (*self.live, *waiting) if place.job.deadline < now}:
+            job.fail(Late(f"the request was not done within {self.scheduler.limits.deadline:g} s"))
+        self.live = [place for place in self.live if not place.job.done.done()]
+        still = [place for place in waiting if not place.job.done.done()]
+        if len(still) < len(waiting):
+            waiting.clear()
+            waiting.extend(still)
+        self.admit()
+
     def admit(self) -> None:
         """Those who wait come in while there is room."""
         waiting = self.scheduler.waiting
         while waiting and len(self.live) < self.scheduler.limits.rows:
             self.live.append(waiting.popleft())
 
-    def sort_out(self) -> None:
-        """Rows of jobs that have ended, or whose time is over, leave."""
-        now, waiting = self.scheduler.clock(), self.scheduler.waiting
-        for place in (*self.live, *waiting):
-            if place.job.deadline < now:
-                place.job.fail(Late(f"the request was not done within {self.scheduler.limits.deadline:g} s"))
-        self.live = [place for place in self.live if not place.job.done.done()]
-        if any(place.job.done.done() for place in waiting):
-            still = [place for place in waiting if not place.job.done.done()]
-            waiting.clear()
-            waiting.extend(still)
+    def turn_of(self, served: Served) -> None:
+        """A pass of a model's rows, and what it took."""
+        began, tally = time.perf_counter(), self.scheduler.tally
+        rows, inside = self.rows_of(served), 0.0
+        if self.ahead:
+            came, hidden = time.perf_counter(), not reached(self.mark)
+            wait_for(self.mark)  # rows have come in while the pass before was made; some may still have come
+            inside = time.perf_counter() - (began if hidden else came)
+            with self.scheduler.changed:
+                self.admit()
+            rows = self.rows_of(served)
+        begun = {row: row.passes for row in rows}
+        inside += self.one_pass(served, rows)
+        spent = time.perf_counter() - began
+        with self.scheduler.changed:
+            made = {row: row.passes - before for row, before in begun.items()}
+            tally.passes, tally.rows = tally.passes + max(made.values(), default=0), tally.rows + sum(made.values())
+            tally.busy, tally.own = tally.busy + spent, tally.own + spent - inside
 
-    def one_pass(self, served: Served, places: Sequence[Place]) -> float:
-        """A pass of all rows of a model; the seconds in which its network was asked and waited for."""
-        inside = 0.0
-        for place in places:
+    def rows_of(self, served: Served) -> dict[Row, Place]:
+        """The live rows of a model; those that have just come are begun."""
+        mine = [place for place in self.live if place.job.ask.model == served.name]
+        for place in mine:
             if place.row is None:
                 self.guarded([place], partial(self.begin, served, place))
-        rows = {place.row: place for place in places if place.row is not None}
+        return {place.row: place for place in mine if place.row is not None}
+
+    def one_pass(self, served: Served, rows: dict[Row, Place]) -> float:
+        """A pass of all rows of a model; the seconds in which its network was asked and waited for."""
+        inside, alone = 0.0, len(self.live) == 1 and not self.scheduler.waiting
+        alone = alone and all(place.job.on_pass is None for place in rows.values())
         for some, shape in groups(list(rows), served.shapes):
-            began = time.perf_counter()
-            self.guarded([rows[row] for row in some], partial(served.step, some, shape))
-            inside += time.perf_counter() - began
+            places = [rows[row] for row in some]
+            inside += self.guarded(places, partial(served.step, some, shape, alone=alone)) or 0.0
+        looked = [(row, place) for row, place in rows.items() if row.written or place.job.on_pass is not None]
+        looks = [Look(served, p, r, r.passes, r.t, r.written) for r, p in looked if not p.job.done.done()]
         began = time.perf_counter()
-        known = fetched([row for row, place in rows.items() if row.written or place.job.on_pass is not None])
+        before, self.leaving = self.leaving, []
+        if looks:
+            self.leaving.append((looks, Fetch([look.row for look in looks])))
+        self.live = [place for place in self.live if place.row is None or not place.row.written]
+        self.mark = marked(self.device) if self.ahead else None
+        if not (self.ahead and self.live):  # nobody else keeps the device busy
+            before, self.leaving = [*before, *self.leaving], []
+        known = [(look, *found) for looks, fetch in before for look, found in zip(looks, fetch.get(), strict=True)]
         inside += time.perf_counter() - began
-        for row, place in rows.items():
-            self.guarded([place], partial(self.after, served, place, row, *known.get(row, (None, False))))
-        return inside
+        began = time.perf_counter()
+        for look, tokens, bad in known:
+            self.guarded([look.place], partial(self.after, look, tokens, bad))
+        return inside if reached(self.mark) else inside + time.perf_counter() - began
 
     def begin(self, served: Served, place: Place) -> None:
         """A row for a place that has just come."""
-        job, given = place.job, place.given(served.device)
+        job, given = place.job, place.given(torch.device("cpu"))
         place.row = row = served.row(
             place.number, job.ask.seed, job.steps, job.dials, job.ask.jump, job.ask.guide, given
         )
         if job.on_pass is not None:
-            self.show(place, row, row.x[0].tolist())
+            self.show(Look(served, place, row, 0, row.t, False), row.x[0].tolist())
 
-    def after(self, served: Served, place: Place, row: Row, tokens: list[int] | None, bad: bool) -> None:
-        """What a pass has made is told; a finished row leaves. `tokens` are there of a row that is looked at."""
-        job = place.job
-        if job.done.done() or tokens is None:
+    def after(self, look: Look, tokens: list[int], bad: bool) -> None:
+        """What a pass has made is told; a finished row is handed out."""
+        served, place, row, job = look.served, look.place, look.row, look.place.job
+        if job.done.done():
             return
-        self.show(place, row, tokens)
-        if not row.written:
+        self.show(look, tokens)
+        if not look.written:
             return
         if bad:
             raise RuntimeError(f"the model {served.name} gave logits that are not numbers: is the checkpoint sound?")
-        passes, given = row.passes, place.given(served.device)
-        if job.chosen and given is not None:
+        passes, given = look.passes, place.given(served.device) if job.chosen else None
+        if given is not None:
             job.scores[place.index] = served.score(given, place.number, row.x, job.ask.seed, row.points[1])
             passes += TIMES
-        self.live.remove(place)
         with self.scheduler.changed:
             self.scheduler.tally.texts += 1
             self.scheduler.tally.tokens += row.x.numel()
         job.finish(place.index, tokens, passes)
 
-    def show(self, place: Place, row: Row, now: list[int]) -> None:
+    def show(self, look: Look, now: list[int]) -> None:
         """Tell a watcher, if there is one, what has changed."""
+        place, row = look.place, look.row
         if place.job.on_pass is None:
             return
         before = row.shown or [-1] * len(now)
         changes = [(position, token) for position, token in enumerate(now) if token != before[position]]
         row.shown = now
-        place.job.on_pass(Seen(place.index, row.passes, row.of, row.t, changes))
+        place.job.on_pass(Seen(place.index, look.passes, row.of, look.t, changes))
 
-    def guarded(self, places: Sequence[Place], work: Callable[[], None]) -> None:
+    def guarded(self, places: Sequence[Place], work: Callable[[], Result]) -> Result | None:
         """`work` for these rows; what goes wrong ends their jobs and nobody else's."""
         try:
-            work()
+            return work()
         except Exception as problem:
             if not isinstance(problem, UserError):
                 traceback.print_exc()
             for place in places:
                 place.job.fail(problem)
+            return None
