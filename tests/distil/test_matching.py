@@ -74,6 +74,18 @@ def test_a_step_that_is_the_last_never_ends_at_one() -> None:
     assert float(found.t_b.max()) < 1.0
 
 
+@pytest.mark.parametrize("since", [0.0, 0.5])
+def test_rows_before_a_time_are_of_the_posterior_form(since: float) -> None:
+    t_a = torch.tensor([0.0, 0.25, 0.5, 0.75], dtype=torch.float64).repeat(100)
+    x, h = torch.zeros(400, 3, dtype=torch.int64), torch.full((400,), 0.25, dtype=torch.float64)
+    found = Forms(1.0, LINE, Uniform(4), since)(x, x + 1, t_a, h, RowNoise(1, torch.arange(400)))
+    early = t_a < since
+    wanted = torch.where(early, 1.0 - LINE.survival(t_a, found.t_b), LINE.kappa(found.t_b))
+    assert torch.equal(found.share[:, 0], wanted)
+    assert bool(((found.t_b > t_a) & (found.t_b <= t_a + h))[early].all())
+    assert bool((found.z_b[early] <= 1).all())  # x, or z_a
+
+
 @pytest.mark.parametrize("fresh", [1.0, 0.0])
 @pytest.mark.parametrize("source", [Uniform(3), Mask(3)])
 def test_the_law_of_x_given_z_b(fresh: float, source: Any) -> None:

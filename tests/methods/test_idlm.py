@@ -30,7 +30,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "width": 0.1,
         "watch": WatchSettings(every=3, least=0.99, rollback=1),
     },
-    "duo": {"form": "mix", "pull": 0.1},
+    "duo": {"form": "mix", "pull": 0.1, "since": 0.25},
     "mask": {"form": "posterior", "own": 0.0, "auxiliary": AuxiliarySettings(alone=2, warmup=1, lr=1e-3, dense=False)},
     "mdlm": {"latent": True, "auxiliary": AuxiliarySettings(alone=2, warmup=1, lr=1e-3, steps=2, teacher=0.5)},
 }

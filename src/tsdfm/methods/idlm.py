@@ -65,6 +65,7 @@ class IDLMSettings(StudentSettings):
     pass_weights: tuple[float, ...] = option((1.0, 2.0, 1.0), "how often each of them is trained", low=0)
     form: Literal["fresh", "posterior", "mix"] = option("fresh", "how x is noised again: IDLM's way, D-MMD's, or both")
     mix: float = option(0.5, "share of rows of the fresh form, for form mix", low=0, high=1)
+    since: float = option(0.0, "time t_a before which no row is of the fresh form, which narrows there", low=0, high=1)
     own: float = option(
         0.5, "share of matched rows that go on with the student's own texts; the others noise the data", low=0, high=1
     )
@@ -156,7 +157,7 @@ class IDLM(StudentMethod):
             spec=spec,
             teacher=teacher,
             auxiliary=Auxiliary(settings.auxiliary, settings, spec, teacher),
-            forms=Forms(fresh, spec.flow_schedule(), spec.flow_source()),
+            forms=Forms(fresh, spec.flow_schedule(), spec.flow_source(), settings.since),
             clip=settings.clip or float("inf"),
             by_bound=spec.source == "mask",
             pull=settings.pull,

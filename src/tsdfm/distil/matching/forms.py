@@ -5,6 +5,9 @@
                 z_b = x with probability 1 − (1−κ(t_b))/(1−κ(t_a)), else z_a
     mix         a row is of the fresh form with a given probability, else of the posterior one
 
+Rows at times t_a before `since` are of the posterior form in any case: the fresh form narrows a student in its first
+passes, and not in its later ones.
+
 With the mask source both are IDLM's and D-MMD's masked forms: what is not x is [MASK], or z_a, which is [MASK] where
 anything is left to be said. Shapes: z_a, x, z_b [B, L]; t_a, h, t_b [B], float64.
 """
@@ -46,11 +49,12 @@ class Renoised:
 
 @dataclass(frozen=True)
 class Forms:
-    """`fresh` is the share of rows of the fresh form."""
+    """`fresh` is the share of rows of the fresh form, among those at `since` and later."""
 
     fresh: float
     schedule: Schedule
     source: Source
+    since: float = 0.0
 
     def __call__(self, x: Tensor, z_a: Tensor, t_a: Tensor, h: Tensor, noise: RowNoise) -> Renoised:
         """Noise x anew, by uniforms of the rows' own."""
@@ -58,7 +62,7 @@ class Forms:
         last = t_a + h >= 1.0
         whole = (u[:, 1] < 0.5) & ~last
         within = t_a + h * torch.where(whole, 1.0, EARLY + REST * u[:, 0])
-        anew = u[:, 2] < self.fresh
+        anew = (u[:, 2] < self.fresh) & (t_a >= self.since)
         t_b = torch.where(anew, FIRST + SPAN * u[:, 0], within)
         share = torch.where(anew, self.schedule.kappa(t_b), 1.0 - self.schedule.survival(t_a, t_b))[:, None]
         shows = noise.uniform(x.shape) < share
