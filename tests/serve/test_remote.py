@@ -96,6 +96,15 @@ def test_rows_are_counted_given_up_and_bounded() -> None:
         until(lambda: remote.live == remote.queued == 0)
 
 
+def test_what_is_said_of_a_job_that_has_ended_does_no_harm() -> None:
+    with running() as remote:
+        (device,) = remote.devices
+        remote.on_row(device, 99)  # its last text was written while it was given up
+        device.line.say("cancel", 99)
+        job = remote.submit(Ask(model="tiny", seed=2, steps=3))
+        assert [text.tokens for text in job.done.result(600)] == offline(MODEL.model, job.ask)
+
+
 def test_a_deadline_is_kept() -> None:
     with running(deadline=0.2) as remote, pytest.raises(Late, match=r"within 0\.2 s"):
         remote.submit(Ask(model="tiny", steps=10**6)).done.result(600)

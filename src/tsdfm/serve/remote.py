@@ -119,8 +119,9 @@ class Writing:
 
     def cancel(self, key: int) -> None:
         """Nobody waits for a job."""
-        if key in self.jobs:
-            self.jobs[key].cancel()
+        job = self.jobs.get(key)  # it may be ending just now
+        if job is not None:
+            job.cancel()
 
     def listen(self) -> None:
         """Until the end."""
@@ -254,8 +255,10 @@ class Remote(Intake):
             job.on_pass(seen)
 
     def on_row(self, device: Device, key: int) -> None:
-        """A text of a job is written."""
-        device.rows[key] -= 1
+        """A text of a job is written; the job may have ended meanwhile."""
+        with self.lock:
+            if key in device.rows:
+                device.rows[key] -= 1
 
     def on_over(self, device: Device, key: int, texts: Any, problem: Exception | None) -> None:
         """A job has ended."""
