@@ -82,10 +82,16 @@ class Remembers(Protocol):
     def begin(self, x_0: Tensor) -> Jump: ...
 
 
-@functools.lru_cache(maxsize=256)
-def kept(kind: type) -> tuple[bool, bool]:
-    """Does a kind of jump remember, and may it stop early? Asked for every row, and slow to find out."""
-    return issubclass(kind, Remembers), issubclass(kind, Stops)
+@functools.cache
+def remembers(kind: type[Jump]) -> bool:
+    """Does a kind of jump remember? Asked for every row, and slow to find out."""
+    return issubclass(kind, Remembers)
+
+
+@functools.cache
+def stops(kind: type[Jump]) -> bool:
+    """May a kind of jump stop early? Asked as often."""
+    return issubclass(kind, Stops)
 
 
 @runtime_checkable

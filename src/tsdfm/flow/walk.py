@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tsdfm.errors import UserError
 from tsdfm.flow.draw import shape_logits
-from tsdfm.flow.jump import Finishes, Jump, PositionJump, Remembers, Retimes, RowJump, kept, reads_of
+from tsdfm.flow.jump import Finishes, Jump, PositionJump, Remembers, Retimes, RowJump, reads_of, remembers, stops
 from tsdfm.flow.logits import posterior_from_score, reshaped_score
 from tsdfm.flow.noise import JoinedNoise, Noise, RowNoise, uniform
 from tsdfm.kernels.inverse import floats
@@ -106,7 +106,7 @@ def begin(
     shaper.allowed = None if limits is None else limits.allowed.to(device)
     walk = Walk(model, jump, noise, shaper, held, fixed, sets, time_dtype)
     x = walk.clamp(x_0)
-    return (replace(walk, jump=cast(Remembers, jump).begin(x)) if kept(type(jump))[0] else walk), x
+    return (replace(walk, jump=cast(Remembers, jump).begin(x)) if remembers(type(jump)) else walk), x
 
 
 def reads_some(jump: Jump) -> bool:
@@ -186,7 +186,7 @@ class Walk:
     def whole(self, x: Tensor, points: Sequence[float]) -> StepModel | None:
         """The model, if it makes all steps along the times `points` by itself, none of them looked at."""
         model, jump, few = self.model, self.jump, len(points) - 1 <= WHOLE
-        plain = few and not jump.final_pass and not kept(type(jump))[1]
+        plain = few and not jump.final_pass and not stops(type(jump))
         return model if plain and isinstance(model, StepModel) and model.takes(self, x) else None
 
     def all_at_once(self, model: Model, x: Tensor, times: Tensor, u: Tensor, *given: Tensor) -> list[Tensor]:

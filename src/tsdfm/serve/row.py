@@ -24,7 +24,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from tsdfm.flow.jump import Stops, kept
+from tsdfm.flow.jump import Stops, stops
 from tsdfm.flow.walk import Model, Walk
 
 
@@ -48,7 +48,7 @@ class Row:
     stops: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        self.stops = kept(type(self.walk.jump))[1]
+        self.stops = stops(type(self.walk.jump))
 
     @property
     def of(self) -> int:

@@ -17,7 +17,7 @@ from tsdfm.distil.stats import Stats
 from tsdfm.engine.precision import autocast
 from tsdfm.errors import UserError
 from tsdfm.flow import Jump, RowNoise, grid, reads_of
-from tsdfm.flow.jump import kept
+from tsdfm.flow.jump import remembers
 from tsdfm.flow.logits import Reads
 from tsdfm.flow.walk import begin
 from tsdfm.methods import bound_of
@@ -111,7 +111,7 @@ class Served:
         self, number: int, seed: int, steps: int, dials: tuple[float, float], jump: str, guide: str, given: Given | None
     ) -> Row:
         """A text at its beginning; `given` is its row, [1, L]."""
-        plain = guide == "blind" and not kept(type(self.jump(jump, "blind")))[0]
+        plain = guide == "blind" and not remembers(type(self.jump(jump, "blind")))
         here = torch.device("cpu") if plain else self.device  # a device that is making a pass is not waited for
         if given is not None and here.type != "cpu":
             given = given.rows(torch.zeros(1, dtype=torch.int64), here)
