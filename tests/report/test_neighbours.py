@@ -12,7 +12,8 @@ import pytest
 
 from tsdfm.cli import main
 from tsdfm.report.cells import load_cell
-from tsdfm.report.commands.neighbours import NEAR, quoted
+from tsdfm.report.commands.neighbours import NEAR
+from tsdfm.report.paper import QUOTES
 from tsdfm.report.runs import find_runs, run_at
 
 FEW = ["--steps", "2,3", "--temperatures", "0.6,1.0,1.4", "--samples", "4", "--device", "cpu"]
@@ -159,7 +160,7 @@ def test_a_network_judge_gives_perplexity_and_mauve(report_home: Path, own_judge
 
 
 def test_the_papers_rows_stand_beside_ours_where_they_have_its_steps() -> None:
-    rows = [row for row in quoted((4, 8)) if row["method"].startswith("TS-DFM")]
+    rows = [row for row in QUOTES["neighbours"].rows(steps=(4, 8)) if row["method"].startswith("TS-DFM")]
     assert [(row["steps"], row["ppl"], row["entropy_bits"], row["size"], row["tokens_seen"]) for row in rows] == [
         (8, 56.1, 7.2, "0.17B", "78.7B + 6.4B")
     ]

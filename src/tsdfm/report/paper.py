@@ -10,8 +10,6 @@ from tsdfm.report.table import Quote
 
 PAPER_COLLAPSE = 6.5
 """The paper stars entropies below this."""
-Figures = tuple[float, float, float, float]
-"""(entropy, G², L², L³): the perplexities are GPT-2 Large's, LLaMA-2 7B's and LLaMA-3 8B's."""
 
 
 def numbered(found: Any) -> Any:

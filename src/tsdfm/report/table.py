@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -68,18 +68,33 @@ def judge_columns(names: Iterable[str]) -> list[Column]:
 
 @dataclass(frozen=True)
 class Quote:
-    """A table of the paper: its label, the scale of its models, its own figures, and the labels of tables beside it."""
+    """A table of the paper: its label, the scale of its models, its own figures, and the labels of tables beside it.
+
+    `keys` name the levels of the figures, outermost first; `names` say what the numbers of one figure are.
+    """
 
     label: str
     scale: str
     figures: Any
     beside: str = ""
-    sources: Mapping[str, str] = field(default_factory=dict)  # of its methods, where they are known
+    keys: Sequence[str] = ()
+    names: Sequence[str] = ()
+    known: Mapping[str, Any] = field(default_factory=dict)  # what all of its rows share
+    sources: Mapping[str, str] = field(default_factory=dict)  # of its methods, where they are not all uniform
 
-    def row(self, names: Sequence[str] = (), figures: Sequence[float] = (), **known: Any) -> Plain:
-        """A quoted row: `names` say what the figures are."""
-        found = dict(zip(names, figures, strict=True))
-        return {"source": "uniform", "origin": self.scale, "paper": True, **known, **found}
+    def rows(self, **asked: Container[Any]) -> list[Plain]:
+        """Its figures as rows, in its order; of a key that is `asked` for, these values alone."""
+        found: list[tuple[Plain, Any]] = [({}, self.figures)]
+        for key in self.keys:
+            found = [
+                ({**at, key: value}, inside)
+                for at, some in found
+                for value, inside in some.items()
+                if value in asked.get(key, some)
+            ]
+        same = {"source": "uniform", "origin": self.scale, "paper": True, **self.known}
+        rows = [{**same, **at, **dict(zip(self.names, figures, strict=True))} for at, figures in found]
+        return [{**row, "source": self.sources.get(row["method"], "")} for row in rows] if self.sources else rows
 
     def note(self) -> str:
         """What must be known of quoted rows."""

@@ -117,14 +117,12 @@ def chance(problems: Problems, known: Sequence[Fraction], settings: AnswersSetti
 
 def quoted(quote: Quote, settings: AnswersSettings) -> list[Plain]:
     """The paper's rows, at the k that both have."""
-    out = list[Plain]()
-    for method, by_steps in quote.figures.items():
-        for steps, figures in by_steps.items():
-            row = quote.row(source=quote.sources.get(method, "uniform"), method=method, steps=steps)
-            for k, figure in zip((8, 16, 32), figures, strict=True):
-                row |= {f"pass@{k}": figure / 100, f"shown@{k}": f"{figure:.2f}"} if k in settings.k else {}
-            out.append(row)
-    return out
+    rows = quote.rows()
+    for row in rows:
+        for k in (8, 16, 32):
+            figure = row.pop(f"pass@{k}")
+            row |= {f"pass@{k}": figure / 100, f"shown@{k}": f"{figure:.2f}"} if k in settings.k else {}
+    return rows
 
 
 def notes(problems: Problems, settings: AnswersSettings, count: int) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from tsdfm.report.table import DAGGER, METHOD, ORIGIN, SOURCE, Column, Table
 NAMES = [SOURCE, METHOD, ORIGIN]
 SMALL = {"teacher": "teacher", "fs-dfm": "fs-dfm", "ts-dfm": "ts-dfm (FS-DFM init)"}
 KEPT = ("ppl", "ppl_interval", "entropy_bits", "entropy_interval", "valid", "collapsed", "nfe", "samples")
+FIGURES = ("ppl", "entropy_bits", "llama2", "llama3")
 MANY = 1024
 """The step count that only the paper's many-step models have: held-out text does not stand in its column."""
 
@@ -26,15 +27,12 @@ def main(settings: MainSettings) -> Path:
     desk = Desk("main", settings, judged=True, modelled=True)
     found = {run: desk.rows(run, steps_of(settings, desk, run)) for run in desk.runs.models}
     counts = {row.steps for rows in found.values() for row in rows if row.steps is not None}
-    quote = desk.quote
-    quoted_ones = {run.source: quote.figures[run.source] for run in found if run.source in quote.figures}
-    columns = [*NAMES, *step_columns(counts | ({MANY} if quoted_ones else set()))]
+    quoted = desk.quote.rows(source={run.source for run in found})
+    columns = [*NAMES, *step_columns(counts | ({MANY} if quoted else set()))]
     table = desk.table("Perplexity (entropy in bits) by method and steps", columns)
     for run, rows in found.items():
         add_run(desk, table, run, rows)
-    for source, methods in quoted_ones.items():
-        for method, figures in methods.items():
-            table.rows.append(quote.row(source=source, method=method, **quoted(figures)))
+    table.rows += by_steps(quoted)
     add_target(desk, table)
     path = desk.finish(table)
     if desk.asked.world:
@@ -73,11 +71,11 @@ def scaling(settings: ScalingSettings) -> Path:
         add_run(desk, table, run, desk.rows(run, settings.steps))
     if len({row["parameters"] for row in table.rows}) < 2:
         table.notes.append("all runs have one size: give folders of runs of other sizes too")
-    small, large = QUOTES["main"], desk.quote
-    for method, name in SMALL.items():
-        found = quoted(small.figures["uniform"][name])
-        table.rows.append(small.row(method=method, parameters=170_000_000, **found))
-        table.rows.append(large.row(method=method, parameters=1_300_000_000, **quoted(large.figures[method])))
+    small = {row["method"]: row for row in by_steps(QUOTES["main"].rows(source=["uniform"]))}
+    for large in by_steps(desk.quote.rows()):
+        method = large["method"]
+        table.add(**{**small[SMALL[method]], "method": method, "parameters": 170_000_000})
+        table.add(**large, parameters=1_300_000_000)
     add_target(desk, table)
     return desk.finish(table)
 
@@ -94,13 +92,7 @@ def threshold(settings: ThresholdSettings) -> Path:
     tau_of = {run: float((run.navigate or {})["tau"]) for run in navigated}
     for run in sorted(navigated, key=lambda run: (run.source != "uniform", tau_of[run], str(run.started_from()))):
         add_run(desk, table, run, desk.rows(run, settings.steps), tau=tau_of[run])
-    for source in dict.fromkeys(row["source"] for row in table.rows):
-        for init, by_steps in desk.quote.figures.get(source, {}).items():
-            for tau in (0.02, 0.2, 0.4):
-                figures = {at: by_tau[tau] for at, by_tau in by_steps.items()}
-                marks = [f"at_{at}" for at, (entropy, _) in figures.items() if entropy < PAPER_COLLAPSE]
-                known = {"source": source, "tau": tau, "init": init, "method": "ts-dfm", "marks": marks}
-                table.rows.append(desk.quote.row(**known, **quoted(figures)))
+    table.rows += by_steps(desk.quote.rows(source={run.source for run in navigated}))
     if len(set(tau_of.values())) < 2:
         table.notes.append("one τ only: train students with other --navigate.tau into the same folder to compare them")
     add_target(desk, table)
@@ -126,13 +118,16 @@ def add_run(desk: Desk, table: Table, run: TrainedRun, rows: Iterable[Row], **mo
     table.add(**desk.about(run), **out, **more)
 
 
-def quoted(figures: Mapping[int, tuple[float, ...]]) -> Plain:
-    """The paper's figures of one method, (entropy, G², and L², L³ where it has them), as the fields of one row."""
-    out: Plain = {}
-    for at, (entropy, ppl, *llama) in figures.items():
-        out |= {f"at_{at}": f"{ppl} ({entropy})", f"ppl_{at}": ppl, f"entropy_bits_{at}": entropy}
-        out |= dict(zip((f"llama2_{at}", f"llama3_{at}"), llama, strict=False))
-    return out
+def by_steps(quoted: Iterable[Plain]) -> list[Plain]:
+    """The paper's rows that differ by their steps alone as one: entropy and perplexities as the fields of each."""
+    out: dict[tuple[Any, ...], Plain] = {}
+    for row in quoted:
+        at, figures = row.pop("steps"), {name: row.pop(name) for name in FIGURES if name in row}
+        same = out.setdefault(tuple(row.values()), {**row, "marks": []})
+        same |= {f"at_{at}": f"{figures['ppl']} ({figures['entropy_bits']})"}
+        same |= {f"{name}_{at}": figure for name, figure in figures.items()}
+        same["marks"] += [f"at_{at}"] if figures["entropy_bits"] < PAPER_COLLAPSE else []
+    return list(out.values())
 
 
 def step_columns(steps: Iterable[int]) -> list[Column]:

@@ -51,11 +51,8 @@ def run(settings: DiversitySettings) -> Path:
             marks = ["entropy_bits", "self_bleu"] if low else []
             table.add(**desk.about(model), steps=steps, t_mid=t_mid, **found, collapsed=low, marks=marks)
             desk.say(f"{model.name}: {steps} steps, t = {t_mid:g}, self-BLEU {found['self_bleu']:.3f}")
-    names = ("self_bleu", "edit_distance", "agreement")
-    for steps, by_time in desk.quote.figures.items():
-        for t_mid, found in by_time.items() if steps in settings.steps else ():
-            known = {"steps": steps, "t_mid": t_mid, "positions": 1024 * found[1]}
-            table.rows.append(desk.quote.row(names, found, method="ts-dfm", **known))
+    quoted = desk.quote.rows(steps=settings.steps)
+    table.rows += [{**row, "positions": 1024 * row["edit_distance"]} for row in quoted]
     count = f"{settings.midpoints} midpoints, {settings.completions} completions each"
     table.notes.append(f"{count} (the paper: 48 and 10); edit distance is the share of positions at which two differ")
     table.about = {"samples": settings.midpoints * settings.completions}

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from tsdfm.report.desk import Desk
-from tsdfm.report.paper import QUOTES, Figures
 from tsdfm.report.rows import Plain
 from tsdfm.report.runs import TrainedRun
 from tsdfm.report.settings import CandidatesSettings, PolicySettings, RefinementSettings
@@ -32,7 +31,6 @@ REFINED = [
     Column("diversity", "candidates differ", format=".1%"),
     Column("spread", "energy spread", format=".3f"),
 ]
-QUOTED = ("accept", "replaced", "replaced_share", "delta_e_accepted", "delta_e_rejected")
 
 
 def candidates(settings: CandidatesSettings) -> Path:
@@ -47,8 +45,7 @@ def candidates(settings: CandidatesSettings) -> Path:
             navigate = replace(settings.navigate, k=max(k, 1))
             guide = desk.guide(run, settings.policy if k else "blind", navigate, settings.compass)
             table.add(**guided_row(desk, run, settings.steps, guide, blind), k=k or NONE)
-    for k, (figures, seconds) in desk.quote.figures.items():
-        table.add(**quoted_row(figures, k=k or NONE), seconds=seconds)
+    table.rows += [{**row, "k": row["k"] or NONE} for row in desk.quote.rows()]
     table.notes.append("seconds: generation of all texts of the row; the paper's are for 504 texts of 1 024 tokens")
     desk.add_target(table)
     return desk.finish(table)
@@ -65,9 +62,7 @@ def policy(settings: PolicySettings) -> Path:
             blind = swept(desk, run, steps, settings.temperatures)
             for name, guide in guides.items():
                 table.add(**guided_row(desk, run, steps, guide, blind), policy=name)
-    for steps, policies in desk.quote.figures.items():
-        if steps in settings.steps:
-            table.rows += [quoted_row(figures, steps=steps, policy=name) for name, figures in policies.items()]
+    table.rows += desk.quote.rows(steps=settings.steps)
     desk.add_target(table)
     return desk.finish(table)
 
@@ -93,9 +88,7 @@ def refinement(settings: RefinementSettings) -> Path:
         lines = [line for line in run.lines if line["kind"] == "train" and any(n.startswith(PREFIX) for n in line)]
         if lines:
             add(run, "training", lines[-1], run.manifest["model"]["length"])
-    for steps, figures in desk.quote.figures.items():
-        known = {"when": "generation", "method": f"fs-dfm ({desk.quote.scale})", "steps": steps}
-        table.rows.append(desk.quote.row(QUOTED, figures, **known))
+    table.rows += desk.quote.rows()
     table.notes.append(
         "tokens are means of a navigated step, over all positions of a text; training: the last line logged"
     )
@@ -121,8 +114,3 @@ def guided_row(desk: Desk, run: TrainedRun, steps: int, guide: Guide | None, bli
     """A row of the run's texts, with the seconds they took and the ratio to the `blind` sweep, if it has a point."""
     control = blind if guide and blind.cells else None
     return cell_row(desk, run, desk.cell(run, steps, guide=guide), guide=guide, control=control)
-
-
-def quoted_row(figures: Figures, **key: object) -> Plain:
-    """A row of the paper: its FS-DFM student, uniform source."""
-    return QUOTES["policy"].row(("entropy_bits", "ppl", "llama2", "llama3"), figures, method="fs-dfm", **key)

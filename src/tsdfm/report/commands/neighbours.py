@@ -19,7 +19,6 @@ from tsdfm.errors import UserError
 from tsdfm.metrics.mauve import FEWEST, mauve
 from tsdfm.report.bench import held_out
 from tsdfm.report.desk import Desk, size
-from tsdfm.report.paper import QUOTES
 from tsdfm.report.rows import Plain, Row
 from tsdfm.report.runs import RunSet, TrainedRun
 from tsdfm.report.settings import NeighboursSettings
@@ -60,7 +59,7 @@ def run(settings: NeighboursSettings) -> Path:
     matched = [*([AT_REAL] if settings.curves else []), AT_OWN, MAUVE if near.known else BIGRAMS]
     table = desk.table("Methods at a few steps", [*FIRST, *judged, ENTROPY, NATS, *matched, *LAST])
     table.rows = [row for steps in settings.steps for row in rows if row["steps"] == steps]
-    table.rows += [] if desk.asked.world else quoted(settings.steps)  # which have perplexities alone
+    table.rows += [] if desk.asked.world else desk.quote.rows(steps=settings.steps)  # which have perplexities alone
     temperatures = ", ".join(f"{t:g}" for t in settings.temperatures)
     table.notes += [
         f"ppl / reference: over that of {control.label}, {chosen.source} source, {at} steps, at the same entropy, on "
@@ -139,15 +138,3 @@ def draw(desk: Desk, points: Sequence[Row], steps: int) -> None:
     charts = [chart for _, chart in frontier_charts(shown, real, "entropy_bits")]
     hint = "One curve a method, by its temperature; filled marks: temperature 1. At equal entropy, lower is better."
     write_text(desk.report / "neighbours.svg", figure([charts], f"Perplexity against entropy at {steps} passes", hint))
-
-
-def quoted(steps: Sequence[int]) -> list[Plain]:
-    """The paper's rows at these step counts."""
-    quote = QUOTES["neighbours"]
-    return [
-        quote.row(("ppl", "entropy_bits"), known[at], steps=at, source="", method=f"{method} (paper)",
-                  size=f"{known['size']:g}B", tokens_seen=known.get("tokens"))
-        for at in steps
-        for method, known in quote.figures.items()
-        if at in known
-    ]  # fmt: skip

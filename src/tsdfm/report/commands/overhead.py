@@ -50,8 +50,7 @@ def run(settings: OverheadSettings) -> Path:
         )
     if settings.benchmarks is not None:
         table.rows += benchmark_rows(settings.benchmarks)
-    for method, (seconds, ratio) in desk.quote.figures.items():
-        table.rows.append(desk.quote.row(method=method, ms=1000 * seconds, ratio=ratio))
+    table.rows += desk.quote.rows()
     table.notes.append(
         "ms / step: median over the intervals of metrics.jsonl, without the first, on the run's own machine"
     )

@@ -50,10 +50,7 @@ def run(settings: PrefixSettings) -> Path:
             table.add(**{**found, **known}, collapsed=row.collapsed)
             desk.say(f"{model.name}: {steps} steps, accuracy {found['accuracy']:.3f}")
     table.add(**{**fields_of(real, held_out, task), "source": "", "method": REAL, "origin": ""}, collapsed=False)
-    for method, by_steps in desk.quote.figures.items():
-        for at in (at for at in by_steps if at in settings.steps):
-            known = {"source": desk.quote.sources.get(method, ""), "method": method, "steps": at}
-            table.rows.append(desk.quote.row(("ppl", "entropy_bits", "mauve"), by_steps[at], **known))
+    table.rows += desk.quote.rows(steps=settings.steps)
     table.notes.append(
         "perplexity and entropy are of the continuation alone; accuracy: tokens equal to the held-out text's"
     )
