@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -12,6 +12,15 @@ from tsdfm.report.rows import REAL, Plain, Row, rows_in
 from tsdfm.report.table import ENTROPY, METHOD, SOURCE, Column, Table, judge_columns
 from tsdfm.terminal import visible
 
+WIDE = [
+    Column("temperature", "T", format="g"),
+    Column("ppl_corpus", "ppl, pooled", format=".2f"),
+    Column("ppl_median", "ppl, median", format=".2f"),
+    Column("bits_per_char", "bits a character", format=".2f"),
+    Column("bigram_entropy_bits", "bigram entropy", format=".2f"),
+    Column("repetition", "repetition", format=".1%"),
+    Column("compass_calls", "compass calls", format=".0f"),
+]
 MOST = 12  # rows of the table that a pipeline ends with
 
 
@@ -30,7 +39,14 @@ def closing(out: Path, page: Path | None = None, console: Console | None = None)
     console.print(f"the report is {where}: open it in a browser", highlight=False, soft_wrap=True)
 
 
-def by_steps(rows: Sequence[Row]) -> Table:
+def both(row: Row) -> str:
+    """`0.64 (22.5)`."""
+    if row.valid:
+        return f"{row.valid.value:.2f}" + ("" if row.nll is None else f" ({row.nll:.1f})")
+    return f"{'–' if row.ppl is None else f'{row.ppl.value:.1f}'} ({row.entropy:.2f})"
+
+
+def by_steps(rows: Sequence[Row], show: Callable[[Row], str | None] = both) -> Table:
     """A row a model: valid share (NLL a story) by steps, or perplexity (entropy) where there are no stories."""
     made = [row for row in rows if row.steps is not None]
     steps = sorted({row.steps for row in made if row.steps is not None})
@@ -43,22 +59,18 @@ def by_steps(rows: Sequence[Row]) -> Table:
         models.setdefault((row.source, row.label), []).append(row)
     for (source, label), mine in models.items():
         marks = [str(row.steps) for row in mine if row.collapsed]
-        table.add(source=source, method=label, **{str(row.steps): both(row) for row in mine}, marks=marks)
+        table.add(source=source, method=label, **{str(row.steps): show(row) for row in mine}, marks=marks)
     for row in rows:
         if row.method == REAL and steps:
-            table.add(source="", method=REAL, **{str(steps[-1]): both(row)})
+            table.add(source="", method=REAL, **{str(steps[-1]): show(row)})
     return table
 
 
-def both(row: Row) -> str:
-    """`0.64 (22.5)`."""
-    if row.valid:
-        return f"{row.valid.value:.2f}" + ("" if row.nll is None else f" ({row.nll:.1f})")
-    return f"{'–' if row.ppl is None else f'{row.ppl.value:.1f}'} ({row.entropy:.2f})"
+def every_row(rows: Sequence[Row], *, wide: bool = False) -> Table:
+    """Every row with its intervals; story columns only where the story world judged.
 
-
-def every_row(rows: Sequence[Row]) -> Table:
-    """Every row with its intervals; story columns only where the story world judged."""
+    A `wide` one has more columns, where they tell something: no compass and a temperature of 1 do not.
+    """
     stories = any(row.valid for row in rows)
     columns = [METHOD, SOURCE, Column("steps", "steps", format="d"), Column("nfe", "NFE", format=".4g")]
     columns += [Column("valid_text", "valid stories"), Column("nll", "NLL / story", format=".1f")] if stories else []
@@ -72,7 +84,10 @@ def every_row(rows: Sequence[Row]) -> Table:
     for row in rows:
         ppl = {f"ppl {name}": one.ppl.value if one.ppl else None for name, one in row.judges.items()}
         shown = {"ppl_text": with_interval(row.ppl, ".2f"), "valid_text": with_interval(row.valid, ".3f", ".2f")}
-        table.add(**row.plain(), **shown, **ppl, marks=["entropy_bits", "ppl_text"] if row.collapsed else [])
+        marks = ["entropy_bits", "ppl_text"] if row.collapsed else []
+        table.add(**{**row.plain(), "method": row.label}, **shown, **ppl, marks=marks)
+    if wide:
+        table.columns += [c for c in WIDE if {row.get(c.name) for row in table.rows} - {None, 0.0, 1.0}]
     return table
 
 

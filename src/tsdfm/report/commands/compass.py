@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tsdfm.compass.validate import examined, read_validation
 from tsdfm.errors import UserError
 from tsdfm.report.desk import Desk
+from tsdfm.report.page.gather import validations
 from tsdfm.report.paper import QUOTES
 from tsdfm.report.rows import Plain
 from tsdfm.report.settings import CompassSettings
 from tsdfm.report.table import Column, Table
-from tsdfm.store.files import read_json
 
 NAME = "compass-table"  # `report/compass.json` is what the validations say, in full
 SINGLE = {
@@ -32,7 +31,19 @@ Figure = tuple[str, str, Any, Any, list[float] | None]
 def run(settings: CompassSettings) -> Path:
     """Make the table; returns the path of its JSON."""
     desk = Desk("compass", settings)
-    found = validations(desk)
+    compasses, home = desk.runs.compasses, desk.runs.home
+    found = validations([one.path for one in compasses], home / "report" / "compass.json")
+    if not found and any(one.shipped for one in compasses):
+        raise UserError("a shipped compass has no validation with it (see its card): give the folder of its run")
+    if not found:
+        raise UserError(f"no validated compass in {home}: run `tsdfm compass validate` on it first")
+    table = validation_table(found)
+    table.about = {"checkpoints": {source: exam.get("checkpoint") for source, exam in found.items()}}
+    return desk.finish(table, sampled=False)
+
+
+def validation_table(found: Mapping[str, Plain]) -> Table:
+    """What the examination of each source's compass said, beside the paper's."""
     columns, rows = [Column("what", "measure", "left")], dict[str, Plain]()
     for source, exam in found.items():
         columns += [Column(source, f"{source}, ours"), Column(f"{source}_paper", f"{source}, paper")]
@@ -45,25 +56,7 @@ def run(settings: CompassSettings) -> Path:
     for source, exam in found.items():
         pairs, known = sum(exam.get("pairs", {}).values()), [exam.get(n) for n in ("checkpoint", "samples", "seed")]
         table.notes.append(f"{source}: {known[0]}, {known[1]} texts, {pairs} pairs, seed {known[2]}")
-    table.about = {"checkpoints": {source: exam.get("checkpoint") for source, exam in found.items()}}
-    return desk.finish(table, sampled=False)
-
-
-def validations(desk: Desk) -> dict[str, Plain]:
-    """`validation.json` of each source's compass, or what the pipeline collected."""
-    out: dict[str, Plain] = {}
-    for compass in desk.runs.compasses:
-        path = compass.path / "validation.json"
-        if path.is_file():
-            out.setdefault(compass.source, read_validation(path))
-    collected = desk.runs.home / "report" / "compass.json"
-    if not out and collected.is_file():
-        out = {source: examined(one, collected) for source, one in read_json(collected).items()}
-    if not out:
-        if any(compass.shipped for compass in desk.runs.compasses):
-            raise UserError("a shipped compass has no validation with it (see its card): give the folder of its run")
-        raise UserError(f"no validated compass in {desk.runs.home}: run `tsdfm compass validate` on it first")
-    return out
+    return table
 
 
 def figures(exam: Plain, paper: Plain) -> Iterator[Figure]:

@@ -4,36 +4,23 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tsdfm import __version__, terminal
+from tsdfm.report.commands.compass import validation_table
 from tsdfm.report.page import charts
 from tsdfm.report.page.gather import Gathered, gather, group_of, portable
-from tsdfm.report.page.markup import document, number, percent
+from tsdfm.report.page.markup import document, number
 from tsdfm.report.page.ways import player_data, players
-from tsdfm.report.rows import REAL, Plain, Row, finite
+from tsdfm.report.rows import REAL, Plain, Row
 from tsdfm.report.settings import PageSettings
-from tsdfm.report.summary import by_steps, every_row
+from tsdfm.report.summary import by_steps, every_row, with_interval
 from tsdfm.report.table import Column, Table, markdown_escape
 from tsdfm.store.files import write_text
 
-Show = Callable[[Any], str]
-COLUMNS: tuple[tuple[str, str, Show], ...] = (
-    ("valid", "valid", percent),
-    ("ppl", "perplexity", number),
-    ("ppl_corpus", "ppl, pooled", number),
-    ("ppl_median", "ppl, median", number),
-    ("nll", "NLL, nats a text", lambda v: number(v, 1)),
-    ("bits_per_char", "bits a character", number),
-    ("entropy_bits", "entropy, bits", number),
-    ("bigram_entropy_bits", "bigram entropy", number),
-    ("repetition", "repetition", percent),
-    ("compass_calls", "compass calls", lambda v: number(v, 0)),
-    ("tokens_per_s", "tokens/s", lambda v: number(v, 0)),
-)
 SHARED = {"judge": "judge", "texts a row": "samples", "tokens a text": "length", "sampling seed": "seed",
           "temperature": "temperature", "top-p": "top_p", "draws": "draw", "precision": "precision",
           "hardware": "hardware"}  # fmt: skip
@@ -48,8 +35,12 @@ class Measure(NamedTuple):
 
     name: str
     title: str
-    show: Show
-    best: Callable[..., float]
+    form: str
+    best: Callable[..., Row]
+
+    def of(self, row: Row) -> str | None:
+        """Its text of a row, with the interval."""
+        return with_interval(getattr(row, self.name), self.form)
 
 
 def build_page(folder: str | Path) -> Path:
@@ -77,10 +68,10 @@ def page_of(found: Gathered) -> str:
     """The report as HTML."""
     styles, groups, name = found.styles(), players(found.ways), found.folder.resolve().name
     stories = any(row.valid for row in found.made)
-    first = Measure("valid", "Valid stories", percent, max) if stories else Measure("ppl", "Perplexity", number, min)
+    first = Measure("valid", "Valid stories", ".1%", max) if stories else Measure("ppl", "Perplexity", ".2f", min)
     kinds = {kind: [s for s in found.stages if s.lines and group_of(s) == kind] for kind in GROUPS}
     curves = {kind: charts.training(kind, runs) for kind, runs in kinds.items()}
-    steered = {stage.name: charts.navigation(stage) for stage in found.stages}
+    steered, tables = {stage.name: charts.navigation(stage) for stage in found.stages}, headline(found, first)
     return document(
         "report.html",
         title=f"{name} · tsdfm report",
@@ -98,16 +89,14 @@ def page_of(found: Gathered) -> str:
         },
         groups=groups,
         compared=compared(found),
-        headline=headline(found, first),
-        glance=glance(found, first),
-        every=everything(found),
-        exams=examined(found),
+        headline=tables,
+        glance=glance(tables),
+        every=every_row([*found.made, *(row for row in found.rows if row not in found.made)], wide=True),
+        exams=validation_table(found.compass),
         stages=stage_table(found),
         facts=facts(found),
         settings=settings_of(found),
         version=__version__,
-        measure_of=charts.measure_of,
-        stage_cells=lambda table: [table.cells(row) for row in table.rows],
     )
 
 
@@ -134,56 +123,32 @@ def compared(found: Gathered) -> str:
     return f"{', '.join(words)}.".capitalize()
 
 
-def headline(found: Gathered, first: Measure) -> list[Plain]:
-    """Methods by steps, a table for each source."""
+def headline(found: Gathered, first: Measure) -> list[Table]:
+    """Methods by steps, a table for each source with held-out text last; `best` of a row are its bold columns."""
     out = []
     for source in found.sources:
-        cells: dict[str, dict[int | None, Row]] = {}
-        values: dict[int, list[float]] = {}
-        for row in found.made:
-            if row.source == source and row.steps is not None and (value := charts.measure_of(row, first.name)):
-                cells.setdefault(row.label, {})[row.steps] = row
-                values.setdefault(row.steps, []).append(value.value)
-        best = {at: first.best(some) for at, some in values.items()}
-        out += [{"source": source, "steps": sorted(values), "best": best, "cells": cells}] if cells else []
+        rows = [row for row in found.made if row.source == source and first.of(row)]
+        table = by_steps(rows, first.of)
+        table.title, table.columns = f"{first.title} by network passes, {source} source", table.columns[1:]
+        for at in {row.steps for row in rows}:
+            best = first.best((row for row in rows if row.steps == at), key=lambda row: getattr(row, first.name).value)
+            bold = first.of(best)
+            for row in table.rows:
+                row.setdefault("best", []).extend([str(at)] if row.get(str(at)) == bold else [])
+        if found.real and (target := first.of(found.real)):
+            table.add(method=REAL, **{column.name: target for column in table.columns[1:]})
+        out += [table] if rows else []
     return out
 
 
-def glance(found: Gathered, first: Measure) -> Plain | None:
-    """The first source at the step count most methods share: a row a method, the target last."""
-    for source in found.sources:
-        rows = [row for row in found.made if row.source == source and charts.measure_of(row, first.name)]
-        if rows:
-            counts = [row.steps or 0 for row in rows]
-            shared = {at for at in counts if counts.count(at) == max(map(counts.count, counts))}
-            steps = 8 if 8 in shared else min(shared)  # the paper's headline is at eight
-            real = [found.real] if found.real and charts.measure_of(found.real, first.name) else []
-            return {"source": source, "steps": steps, "rows": [row for row in rows if row.steps == steps] + real}
-    return None
-
-
-def everything(found: Gathered) -> Plain:
-    """Every row, and every column that has something in it."""
-    rows = [*found.made, *(row for row in found.rows if row.method == REAL)]
-    rows += [row for row in found.rows if row not in rows]
-    columns = [
-        c for c in COLUMNS if any((v := charts.measure_of(r, c[0])) and (v.value or "calls" not in c[0]) for r in rows)
-    ]
-    temperatures = {row.temperature for row in rows if row.steps is not None}
-    return {"rows": rows, "columns": columns, "temperatures": len(temperatures) > 1}
-
-
-def examined(found: Gathered) -> Plain | None:
-    """What the examination of each compass said."""
-    names = list(dict.fromkeys(name for exam in found.compass.values() for name in exam.get("accuracy") or {}))
-    rows = []
-    for source, exam in found.compass.items():
-        shares = [*((exam.get("accuracy") or {}).get(name) for name in names), exam.get("smoothness")]
-        shown = [percent(share) if finite(share) else "" for share in shares]
-        rows.append([source, *shown, number(exam.get("spearman"))])
-    words = [name.replace("_", " ") for name in names]
-    head = ["source", *words, "falls between neighbouring times", "rank correlation with t"]
-    return {"head": head, "rows": rows} if rows else None
+def glance(tables: Sequence[Table]) -> Plain | None:
+    """The first of these tables at the step count that most methods share."""
+    if not tables:
+        return None
+    counts = {c.name: sum(c.name in row for row in tables[0].rows) for c in tables[0].columns[1:]}
+    shared = [at for at, count in counts.items() if count == max(counts.values())]
+    at = "8" if "8" in shared else shared[0]  # the paper's headline is at eight
+    return {"table": tables[0], "at": at}
 
 
 def stage_table(found: Gathered) -> Table:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -10,7 +10,7 @@ from typing import Any, NotRequired, TypedDict
 from tsdfm.compass.validate import examined, read_validation
 from tsdfm.errors import UserError
 from tsdfm.report.rows import REAL, Plain, Row, finite, rows_in, rows_of
-from tsdfm.report.runs import TrainedRun, rank
+from tsdfm.report.runs import SOURCES, TrainedRun, rank
 from tsdfm.report.table import Column, Table, finite_or_none, mapped
 from tsdfm.samples.trajectory import Trajectory
 from tsdfm.store.files import read_any_json, read_json
@@ -93,12 +93,12 @@ def gather(folder: str | Path) -> Gathered:
     points = front["points"] if isinstance(front.get("points"), list) else []
     points = [p for p in (*points, front.get("target")) if isinstance(p, dict) and "method" in p]
     known_points = [p for p in points if finite(p.get("ppl")) and finite(p.get("entropy_bits"))]
-    collected = report / "compass.json"
-    exams, made = read_json(collected) if collected.is_file() else {}, sorted(folder.glob(f"*/{MANIFEST}"))
+    exams = sorted(folder.glob("*/validation.json"), key=lambda p: (not p.parent.name.startswith("compass"), p))
+    made = sorted(folder.glob(f"*/{MANIFEST}"))
     found = Gathered(
         folder=folder,
         rows=rows_in(report / "metrics.json") if (report / "metrics.json").is_file() else [],
-        compass=validations(folder) or {n: examined(e, collected) for n, e in exams.items()},
+        compass=validations([path.parent for path in exams], report / "compass.json"),
         frontier=table_in(report, "frontier", front) if has_lists(front, "columns", "rows") else None,
         points=rows_of(known_points, swept),
         tables={name: table_in(report, name, table) for name, table in tables.items()},
@@ -141,13 +141,15 @@ def place_of(run: TrainedRun) -> tuple[int, str]:
     return len(STAGES) + (stage == "report"), str(run.manifest.get("created", ""))
 
 
-def validations(folder: Path) -> dict[str, Plain]:
-    """The examination of each source's compass, from the compasses' own folders."""
-    plain_first = sorted(folder.glob("*/validation.json"), key=lambda p: (not p.parent.name.startswith("compass"), p))
-    exams: dict[str, Plain] = {}
-    for exam in map(read_validation, plain_first):
-        exams.setdefault(exam["source"], exam)
-    return {source: exams[source] for source in sorted(exams, key=lambda name: name != "uniform")}
+def validations(compasses: Sequence[Path], collected: Path) -> dict[str, Plain]:
+    """The examination of each source's first compass, from the compasses' folders or as a pipeline collected them."""
+    found = [read_validation(place / "validation.json") for place in compasses if (place / "validation.json").is_file()]
+    if not found and collected.is_file():
+        return {source: examined(exam, collected) for source, exam in read_json(collected).items()}
+    out: dict[str, Plain] = {}
+    for exam in sorted(found, key=lambda exam: rank(exam["source"], SOURCES)):
+        out.setdefault(exam["source"], exam)
+    return out
 
 
 def has_lists(value: Any, *names: str) -> bool:

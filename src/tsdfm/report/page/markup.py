@@ -17,7 +17,6 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from tsdfm import charts
-from tsdfm.metrics.intervals import Estimate
 from tsdfm.report.page.gather import GLYPHS, way_label
 from tsdfm.report.page.ways import finished
 from tsdfm.report.rows import REAL
@@ -50,7 +49,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.globals |= {"number": number, "percent": percent, "ends": ends, "glyphs": GLYPHS, "real": REAL}
+    made.globals |= {"number": number, "glyphs": GLYPHS, "real": REAL}
     made.globals |= {"way_label": way_label, "finished": finished}
     made.globals |= {"svg": lambda chart: Markup(charts.svg(chart)), "sample": lambda n: Markup(charts.sample(n))}
     return made
@@ -84,19 +83,3 @@ def number(value: Any, digits: int | None = None) -> str:
         size = 100 if isinstance(value, int) else abs(value)
         digits = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 0.1 or not size else 4
     return f"{value:,.{digits}f}".replace(",", SPACE).replace("-", "\u2212")
-
-
-def percent(value: Any) -> str:
-    """0.163 → 16 %, 0.0042 → 0.4 %."""
-    if value is None:
-        return ""
-    share = 100.0 * value
-    return f"{share:.1f}{SPACE}%" if 0 < share < 1 or 99 < share < 100 else f"{share:.0f}{SPACE}%"
-
-
-def ends(found: Estimate, show: Any, between: str = "–") -> str:
-    """An interval as people read it, or nothing."""
-    if found.low != found.low:
-        return ""
-    unit = f"{SPACE}%" if between == "–" else ""  # left out where it is short
-    return between.join(show(end).removesuffix(unit) for end in found[1:])
