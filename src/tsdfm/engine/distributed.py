@@ -78,18 +78,25 @@ class Processes:
 
     def on_main(self, action: Callable[[], T]) -> T | None:
         """Run `action` on process 0 while the others wait; if it fails there, all of them stop instead of hanging."""
-        result: T | None = None
+        return self.together(lambda: action() if self.main else None, "process 0")
+
+    def together(self, action: Callable[[], T], who: str = "another process") -> T:
+        """Run `action` on every process and wait for all; if it fails on one, they all stop: `who` says where it did.
+
+        Process 0 speaks for all at the end, so that another one says here what happened to it.
+        """
         problem: BaseException | None = None
-        if self.main:
-            try:
-                result = action()
-            except BaseException as caught:
-                problem = caught
-        failed = self.same(problem is not None)
+        try:
+            result = action()
+        except BaseException as caught:
+            problem = caught
+            if not self.main:
+                terminal.say(f"process {self.rank}: {caught}")
+        failed = self.mean({"failed": float(problem is not None)})["failed"]
         if problem is not None:
             raise problem
         if failed:
-            raise UserError("process 0 stopped with an error: see its message")
+            raise UserError(f"{who} stopped with an error: see its message")
         return result
 
 

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -29,9 +30,9 @@ from tsdfm.judges.causal import CausalJudge
 from tsdfm.judges.load import judge_named
 from tsdfm.judges.world import WorldJudge
 from tsdfm.metrics.intervals import Estimate, mean_interval, wilson
+from tsdfm.metrics.mauve import FEWEST, mauve
 from tsdfm.metrics.ngrams import TextStats, text_stats
 from tsdfm.metrics.perplexity import judge_scores
-from tsdfm.nn.velocity import run_folder
 from tsdfm.report.cells import Cell, Cells, Prefixes
 from tsdfm.report.rows import REAL, Plain, Row, StoryScores
 from tsdfm.report.runs import TrainedRun
@@ -73,6 +74,13 @@ class Bench:
     def networks(self) -> list[CausalJudge]:
         """The judges that have features."""
         return [judge for judge in self.judges() if isinstance(judge, CausalJudge)]
+
+    def mauve(self, texts: Sequence[str], wanted: Sequence[str]) -> float | None:
+        """MAUVE of texts against others by the features of the first network among the judges; none of too few."""
+        judge = next(iter(self.networks()), None)
+        if judge is None or min(len(texts), len(wanted)) < FEWEST:
+            return None
+        return mauve(features_of(judge, tuple(texts)), features_of(judge, tuple(wanted)))
 
     def model(self, run: TrainedRun) -> TextModel:
         """The run's model; the last one is kept, as tables go run by run."""
@@ -124,13 +132,12 @@ class Bench:
 
     def row(self, run: TrainedRun, cell: Cell, *, name: str | None = None, guide: Guide | None = None) -> Row:
         """The row of a run's cell; `name` is what it calls the method."""
-        made = self.model(run)
         return replace(
             self.judged(cell),
             method=name or run.method,
             guide=guide.policy if guide else None,
             draw=DRAW,
-            run=run_name(made.velocity.checkpoint) if made.velocity.checkpoint else None,
+            run=run.folder,
             tokens_per_s=len(cell.texts) * cell.length / cell.seconds,
         )
 
@@ -176,6 +183,12 @@ def scores_of(
         if kept is None:
             return judge.score(texts, prefixes=prefixes, on_done=on_done)
         return book_at(kept).score(judge, texts, prefixes, on_done=on_done)
+
+
+@lru_cache(maxsize=4)
+def features_of(judge: CausalJudge, texts: tuple[str, ...]) -> Tensor:
+    """A judge's features [n, D] of texts; the last are kept, as one set is compared with many."""
+    return judge.features(texts)
 
 
 def judge_stories(texts: Sequence[str], world: World) -> StoryScores:
@@ -230,12 +243,6 @@ def spread(rows: int, count: int) -> list[int]:
     """
     count = min(count, rows)
     return [i * rows // count for i in range(count)]
-
-
-def run_name(checkpoint: Path) -> str:
-    """The name of the run a checkpoint is of; BUNDLE/student for a bundle's file."""
-    shipped = checkpoint.suffix == ".safetensors"
-    return f"{checkpoint.parent.name}/{checkpoint.stem}" if shipped else run_folder(checkpoint).name
 
 
 def bias_key(bias: Tensor) -> str:

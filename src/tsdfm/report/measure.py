@@ -18,7 +18,6 @@ from rich.console import Console
 
 from tsdfm import terminal
 from tsdfm.engine.distributed import Processes, join
-from tsdfm.errors import UserError
 from tsdfm.report.bench import Bench
 from tsdfm.report.cells import Cells
 from tsdfm.report.commands.frontier import frontier
@@ -39,29 +38,17 @@ def command(settings: MeasureRunsSettings) -> Path:
     asked, models = replace(desk.asked, **named), [model.place for model in desk.runs.models]
     tokens = desk.runs.tokens_or_refuse()
     with join(settings.device) as peers:
-        share(replace(asked, device=str(peers.device)), models, desk.report, peers)
+        if peers.size > 1:  # each process samples its part, and the first finds all of it
+            peers.together(lambda: share(replace(asked, device=str(peers.device)), models, desk.report, peers))
         peers.on_main(lambda: told(desk, run(asked, models, tokens, desk.report, verbose=settings.verbose)))
     return desk.report / "metrics.json"
 
 
 def share(settings: MeasureSettings, models: Sequence[Path], out: Path, peers: Processes) -> None:
-    """Sample and judge this process's part of the cells, and wait for the others. Alone there is nothing to share."""
-    if peers.size == 1:
-        return
-    problem: Exception | None = None
-    try:
-        runs = [run_at(path) for path in models]
-        bench = Bench(settings, Cells(out / "cells"))
-        for i, steps in deal([settings.steps_of(one) for one in runs], peers.size)[peers.rank]:
-            bench.judged(bench.cell(runs[i], steps))
-    except Exception as caught:  # the others wait for this one, and must hear of it
-        problem = caught
-        terminal.say(f"process {peers.rank}: {caught}")
-    failed = peers.mean({"failed": float(problem is not None)})["failed"]
-    if problem is not None:
-        raise problem
-    if failed:
-        raise UserError("another process stopped with an error: see its message")
+    """Sample and judge this process's part of the cells."""
+    runs, bench = [run_at(path) for path in models], Bench(settings, Cells(out / "cells"))
+    for i, steps in deal([settings.steps_of(one) for one in runs], peers.size)[peers.rank]:
+        bench.judged(bench.cell(runs[i], steps))
 
 
 def deal(steps: Sequence[Sequence[int]], hands: int) -> list[list[tuple[int, int]]]:

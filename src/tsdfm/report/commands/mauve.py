@@ -8,15 +8,13 @@ are longer than rows: see `nearness`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-
-from torch import Tensor
 
 from tsdfm.errors import UserError
 from tsdfm.judges.causal import CausalJudge
 from tsdfm.metrics.mauve import FEWEST, cluster_count, mauve_interval
-from tsdfm.report.bench import held_out
+from tsdfm.report.bench import features_of, held_out
 from tsdfm.report.desk import Desk
 from tsdfm.report.rows import REAL, Plain
 from tsdfm.report.settings import MauveSettings
@@ -37,15 +35,14 @@ def run(settings: MauveSettings) -> Path:
             f"MAUVE of {len(first)} texts says nothing: it needs {FEWEST} --samples and twice as many held-out rows"
         )
     count, names = len(first), [judge.fingerprint for judge in judges]
-    wanted = {judge.fingerprint: judge.features(first) for judge in judges}
     columns = [Column("mauve_text", f"MAUVE, {names[0]}"), *(Column(f"mauve {n}", f"MAUVE, {n}") for n in names[1:])]
     table = desk.table("MAUVE against held-out text", [SOURCE, METHOD, ORIGIN, STEPS, *columns])
     for model in desk.runs.models:
         for steps in settings.steps_of(model):
-            found = compared(judges, desk.cell(model, steps).texts[:count], wanted, settings, desk.asked.seed)
+            found = compared(judges, desk.cell(model, steps).texts[:count], first, settings, desk.asked.seed)
             table.add(**desk.about(model), steps=steps, **found)
             desk.say(f"{model.name}: {steps} steps, MAUVE {found['mauve_text']}")
-    table.add(source="", method=REAL, **compared(judges, second, wanted, settings, desk.asked.seed))
+    table.add(source="", method=REAL, **compared(judges, second, first, settings, desk.asked.seed))
     clusters = settings.clusters or cluster_count(count)
     table.notes += [
         f"features: the mean over a text's tokens of the last hidden states of the judge, of length 1, cut to 90 % of "
@@ -74,13 +71,13 @@ def nearness(rows: TokenRows, count: int) -> list[str]:
 
 
 def compared(
-    judges: Sequence[CausalJudge], texts: list[str], wanted: Mapping[str, Tensor], settings: MauveSettings, seed: int
+    judges: Sequence[CausalJudge], texts: Sequence[str], wanted: Sequence[str], settings: MauveSettings, seed: int
 ) -> Plain:
     """The fields of a set of texts; those of the first judge also stand in the row."""
     found: dict[str, Plain] = {}
     for judge in judges:
-        features = judge.features(texts)
-        value, low, high = mauve_interval(features, wanted[judge.fingerprint], settings.clusters, seed, settings.draws)
+        both = (features_of(judge, tuple(each)) for each in (texts, wanted))
+        value, low, high = mauve_interval(*both, settings.clusters, seed, settings.draws)
         text = f"{value:.3f} [{low:.3f}, {high:.3f}]"
         found[judge.fingerprint] = {"mauve": value, "mauve_interval": [low, high], "mauve_text": text}
     out = dict(next(iter(found.values())))

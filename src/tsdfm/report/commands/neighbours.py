@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tsdfm.charts import figure
 from tsdfm.errors import UserError
-from tsdfm.metrics.mauve import FEWEST, mauve
+from tsdfm.metrics.mauve import FEWEST
 from tsdfm.report.bench import held_out
 from tsdfm.report.desk import Desk, size
 from tsdfm.report.rows import Plain, Row
@@ -45,18 +45,20 @@ def run(settings: NeighboursSettings) -> Path:
     """Make the table and the figure; returns the path of its JSON."""
     desk = Desk("neighbours", settings, judged=True, modelled=True)
     chosen, at = reference_of(desk.runs, settings.reference), settings.steps[0]
-    control, near = swept(desk, chosen, at, settings.temperatures), Nearness(desk)
+    control, real = swept(desk, chosen, at, settings.temperatures), list[str]()
+    if desk.runs.tokens is not None and desk.networks():
+        real, _ = held_out(TokenRows(desk.runs.tokens, "valid"), desk.asked.samples)
     rows, points = list[Plain](), list[Row]()
     bits = desk.real().entropy if desk.runs.tokens is not None else math.nan
     for model in desk.runs.models:
-        mine = [neighbour(desk, model, steps, control, near) for steps in settings.steps]
+        mine = [neighbour(desk, model, steps, control, real) for steps in settings.steps]
         if settings.curves:
             line = control if model is chosen else swept(desk, model, at, settings.temperatures)
             points += [replace(row, method=desk.runs.label(model)) for row, _ in line.cells]
             mine[0]["at_real"] = line.at(bits)
         rows += mine
     judged = [VALID if desk.asked.world else PPL, *judge_columns(desk.judge_names()[1:])]
-    matched = [*([AT_REAL] if settings.curves else []), AT_OWN, MAUVE if near.known else BIGRAMS]
+    matched = [*([AT_REAL] if settings.curves else []), AT_OWN, MAUVE if len(real) >= FEWEST else BIGRAMS]
     table = desk.table("Methods at a few steps", [*FIRST, *judged, ENTROPY, NATS, *matched, *LAST])
     table.rows = [row for steps in settings.steps for row in rows if row["steps"] == steps]
     table.rows += [] if desk.asked.world else desk.quote.rows(steps=settings.steps)  # which have perplexities alone
@@ -76,7 +78,7 @@ def run(settings: NeighboursSettings) -> Path:
     return desk.finish(table)
 
 
-def neighbour(desk: Desk, model: TrainedRun, steps: int, control: Line, near: Nearness) -> Plain:
+def neighbour(desk: Desk, model: TrainedRun, steps: int, control: Line, real: Sequence[str]) -> Plain:
     """One method at one step count."""
     cell = desk.cell(model, steps)
     row, seen = cell_row(desk, model, cell, control=control), model.tokens_seen()
@@ -87,7 +89,7 @@ def neighbour(desk: Desk, model: TrainedRun, steps: int, control: Line, near: Ne
         "tokens": seen,
         "tokens_seen": " + ".join("?" if each is None else size(each) for each in seen),
         "seconds_a_text": row["seconds"] / len(cell.texts),
-        "mauve": near(cell.texts),
+        "mauve": desk.mauve(cell.texts[: len(real)], real),
     }
 
 
@@ -100,22 +102,6 @@ def bounds(desk: Desk) -> None:
     table.notes.append("of the last evaluation of each training; only those of one name compare")
     if table.rows:
         desk.finish(table, sampled=False, beside=True)
-
-
-class Nearness:
-    """MAUVE of texts against held-out ones, by the features of the first judge that is a network, if there is one."""
-
-    def __init__(self, desk: Desk) -> None:
-        self.judge, texts = next(iter(desk.networks()), None), list[str]()
-        if self.judge is not None and desk.runs.tokens is not None:
-            texts = held_out(TokenRows(desk.runs.tokens, "valid"), desk.asked.samples)[0]
-        self.known = len(texts) >= FEWEST
-        self.wanted = self.judge.features(texts) if self.judge is not None and self.known else None
-
-    def __call__(self, texts: Sequence[str]) -> float | None:
-        if self.judge is None or self.wanted is None:
-            return None
-        return mauve(self.judge.features(list(texts[: len(self.wanted)])), self.wanted)
 
 
 def reference_of(runs: RunSet, name: str) -> TrainedRun:

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from tsdfm.errors import UserError
 from tsdfm.metrics.intervals import mean_interval
-from tsdfm.metrics.mauve import FEWEST, mauve
 from tsdfm.report.bench import spread
 from tsdfm.report.cells import Cell, Prefixes, written
 from tsdfm.report.desk import Desk
@@ -39,14 +38,14 @@ def run(settings: PrefixSettings) -> Path:
     table = desk.table(title, columns)
     key = {"method": REAL, "samples": len(task.rows), "prefix": task.key}
     held_out = Cell.of(key, task.rows, tokens.anchor, tokens.tokenizer, asked.device, given=task.given)
-    real = desk.judged(held_out)
+    real, wanted = desk.judged(held_out), written_after(held_out)
 
     for model in desk.runs.models:
         for steps in settings.steps:
             cell = desk.cell(model, steps, prefixes=task)
             row = desk.judged(cell).against(real)
             found = fields_of(row, cell, task)
-            known = {**desk.about(model), "marks": row.marks, "mauve": mauve_of(desk, cell, held_out)}
+            known = {**desk.about(model), "marks": row.marks, "mauve": desk.mauve(written_after(cell), wanted)}
             table.add(**{**found, **known}, collapsed=row.collapsed)
             desk.say(f"{model.name}: {steps} steps, accuracy {found['accuracy']:.3f}")
     table.add(**{**fields_of(real, held_out, task), "source": "", "method": REAL, "origin": ""}, collapsed=False)
@@ -88,10 +87,6 @@ def fields_of(row: Row, cell: Cell, task: Prefixes) -> Plain:
     return {**plain, "accuracy": accuracy.value, "accuracy_interval": accuracy.interval, "texts": cell.texts[:2]}
 
 
-def mauve_of(desk: Desk, cell: Cell, held_out: Cell) -> float | None:
-    """MAUVE of the continuations and the held-out ones, by the features of the first judge that is a network."""
-    judge = next(iter(desk.networks()), None)
-    sets = [[text for text in one.continuations() if text.strip()] for one in (cell, held_out)]
-    if judge is None or min(map(len, sets)) < FEWEST:
-        return None
-    return mauve(judge.features(sets[0]), judge.features(sets[1]))
+def written_after(cell: Cell) -> list[str]:
+    """The continuations of a cell that are not empty."""
+    return [text for text in cell.continuations() if text.strip()]
