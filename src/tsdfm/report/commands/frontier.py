@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 from torch import Tensor
@@ -9,7 +10,7 @@ from torch import Tensor
 from tsdfm.charts import figure
 from tsdfm.errors import UserError
 from tsdfm.report.desk import Desk
-from tsdfm.report.rows import Plain, Row
+from tsdfm.report.rows import Plain
 from tsdfm.report.runs import TrainedRun
 from tsdfm.report.settings import FrontierSettings
 from tsdfm.report.sweeps import ENTROPIES, POINT, Line, frontier_charts, point_of, swept
@@ -69,12 +70,10 @@ class Frontier:
             raise UserError(f"no run is called {settings.unigram}: give --unigram one of {', '.join(known)}")
         self.desk, self.lines, geometric = desk, list[Line](), settings.definition == "geometric"
         self.ppl = "ppl_geometric" if geometric else "ppl"
-        for run in desk.runs.models:
-            for steps in settings.steps:
-                fits = [None, unigram_fit(desk, run, steps)] if run.method == settings.unigram else [None]
-                self.lines += [
-                    swept(desk, run, steps, settings.temperatures, geometric=geometric, fitted=one) for one in fits
-                ]
+        for run, steps in product(desk.runs.models, settings.steps):
+            fits = [None, unigram_fit(desk, run, steps)] if run.method == settings.unigram else [None]
+            for one in fits:
+                self.lines.append(swept(desk, run, steps, settings.temperatures, geometric=geometric, fitted=one))
         biased = [f"{settings.unigram} {SUFFIX}"] if settings.unigram else []
         swept_ones = {line.method for line in self.lines} - {settings.control}
         self.names = [name for name in dict.fromkeys((*biased, *settings.against)) if name in swept_ones]
@@ -142,6 +141,7 @@ class Frontier:
     def save(self, judge: str, number: int, *, beside: bool) -> Path:
         """The table, its JSON and its figures under one judge: `frontier`, `frontier-judge-2`, …"""
         settings, desk = self.settings, self.desk
+        shown = [(line, row.under(judge)) for line in self.lines for row, _ in line.cells]
         name, title = "frontier", "Perplexity at matched entropy, relative to the control"
         if number > 1:
             name, title = f"frontier-judge-{number}", f"{title}, under {judge}"
@@ -153,11 +153,7 @@ class Frontier:
                 f"held-out text is {target['samples']} texts only: a pool of fewer texts has less entropy"
             )
         table.about |= {
-            "points": [
-                {**point_of(row.under(judge)), "method": line.label, "run": line.run.name}
-                for line in self.lines
-                for row, _ in line.cells
-            ],
+            "points": [{**point_of(row), "run": line.run.name} for line, row in shown],
             "target": {n: target.get(n) for n in (*POINT, "method")} if target else None,
             "judge": judge,
             "control": settings.control,
@@ -165,11 +161,10 @@ class Frontier:
             "temperatures": list(settings.temperatures),
         }
         path = desk.finish(table, beside=beside)
-        real = Row.read(table.about["target"]) if target else None
-        shown = [Row.read(point) for point in table.about["points"]]
+        real = desk.real(judge) if target else None
         hint = "At equal entropy, lower is better. Filled marks: temperature 1."
         for suffix, entropy in zip(("", "-bigrams"), ENTROPIES, strict=True):
-            drawn = frontier_charts(shown, real, entropy, self.ppl)
+            drawn = frontier_charts([row for _, row in shown], real, entropy, self.ppl)
             by_source = [[chart for source, chart in drawn if source == each] for each in dict(drawn)]
             label = f"Perplexity against {ENTROPIES[entropy]}"
             write_text(desk.report / f"{name}{suffix}.svg", figure(by_source, label, hint))

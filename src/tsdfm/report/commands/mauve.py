@@ -76,8 +76,8 @@ def compared(
     """The fields of a set of texts; those of the first judge also stand in the row."""
     found: dict[str, Plain] = {}
     for judge in judges:
-        both = (features_of(judge, tuple(each)) for each in (texts, wanted))
-        value, low, high = mauve_interval(*both, settings.clusters, seed, settings.draws)
+        mine, theirs = (features_of(judge, tuple(each)) for each in (texts, wanted))
+        value, low, high = mauve_interval(mine, theirs, settings.clusters, seed, settings.draws)
         text = f"{value:.3f} [{low:.3f}, {high:.3f}]"
         found[judge.fingerprint] = {"mauve": value, "mauve_interval": [low, high], "mauve_text": text}
     out = dict(next(iter(found.values())))

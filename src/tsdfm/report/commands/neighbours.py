@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from tsdfm.charts import figure
@@ -54,7 +53,7 @@ def run(settings: NeighboursSettings) -> Path:
         mine = [neighbour(desk, model, steps, control, real) for steps in settings.steps]
         if settings.curves:
             line = control if model is chosen else swept(desk, model, at, settings.temperatures)
-            points += [replace(row, method=desk.runs.label(model)) for row, _ in line.cells]
+            points += [row for row, _ in line.cells]
             mine[0]["at_real"] = line.at(bits)
         rows += mine
     judged = [VALID if desk.asked.world else PPL, *judge_columns(desk.judge_names()[1:])]
