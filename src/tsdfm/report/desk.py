@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Any
 
 from rich.console import Console
 
 from tsdfm import terminal
 from tsdfm.distil.settings import NavigateSettings
 from tsdfm.errors import UserError
-from tsdfm.ranges import Range
 from tsdfm.report.bench import Bench
 from tsdfm.report.cells import Cell, Cells, hardware
 from tsdfm.report.paper import QUOTES
@@ -21,15 +20,14 @@ from tsdfm.report.runs import TrainedRun, find_runs
 from tsdfm.report.settings import GuidedSettings, MeasureSettings, ReportSettings
 from tsdfm.report.table import Column, Quote, Table
 from tsdfm.samples.guide import Guide, guide_from
+from tsdfm.settings import build, defaults, flat, to_dict
 from tsdfm.store.bundle import is_bundle
 from tsdfm.store.manifest import NAME as MANIFEST
 from tsdfm.store.manifest import read_manifest
-from tsdfm.store.schema import Count, checked
 
 SAMPLES = 64
 GUIDED = 32  # guided texts cost several times as much
 SHORT = 12  # rows of a table that is not asked to be verbose
-Steps = Annotated[int, Range(low=1, high=10**6)]
 UNQUOTED = ("runs", "verbose")  # settings that are no flags of the command line in a table's notes
 
 
@@ -159,29 +157,24 @@ def spoken(row: Row) -> str:
     return f"{said}, entropy {row.entropy:.2f} bits"
 
 
+def settings_in(folder: Path) -> Plain:
+    """The settings that the manifest of a folder holds; none where there is no manifest."""
+    return TrainedRun(folder, read_manifest(folder)).settings if (folder / MANIFEST).is_file() else {}
+
+
 def measured_before(report: Path) -> Plain:
     """The settings with which the runs were measured, if they were."""
-    found = read_manifest(report).get("settings") if (report / MANIFEST).is_file() else None
-    return dict(checked(found or {}, Measured, report / MANIFEST))
-
-
-class Measured(TypedDict, total=False):
-    """What is read of these settings."""
-
-    samples: Count
-    seed: int
-    world: str | None
-    judges: list[str]
-    name: str | None
-    steps: list[Steps]
-    teacher_steps: list[Steps]
+    found = settings_in(report)
+    known = {f.name: found[f.name] for f in fields(MeasureSettings) if f.name in found}
+    build(MeasureSettings, known, str(report / MANIFEST))  # which refuses what is damaged
+    return known
 
 
 def world_of(home: Path, before: Plain) -> str:
     """The story world the runs were measured with, or that their corpus is of; none for other texts."""
     if "world" in before:
         return before["world"] or ""
-    name = str(measured_before(home / "corpus").get("name") or "")
+    name = str(settings_in(home / "corpus").get("name") or "")
     return name.removeprefix("world:") if name.startswith("world:") else ""
 
 
@@ -199,17 +192,15 @@ def command_line(verb: str, settings: Any) -> str:
     return shlex.join([*words, *flags(settings)])
 
 
-def flags(settings: Any, prefix: str = "--") -> list[str]:
+def flags(settings: Any) -> list[str]:
     """Every setting that is not at its default, as flag and value."""
-    out: list[str] = []
-    for f in fields(settings):
-        value, name = getattr(settings, f.name), f"{prefix}{f.name.replace('_', '-')}"
-        if is_dataclass(value):
-            out += flags(value, f"{name}.")
-        elif f.name not in UNQUOTED and value != (f.default if f.default is not MISSING else None):
-            items = value if isinstance(value, tuple) else (value,)
-            if isinstance(value, tuple) and all(isinstance(item, str) for item in items):
-                out += [word for item in items for word in (name, item)]  # a text may hold a comma
-            else:
-                out += [name, ",".join(map(str, items))]
+    out, usual = list[str](), flat(defaults(type(settings)))
+    for name, value in flat(to_dict(settings)).items():
+        flag, items = f"--{name.replace('_', '-')}", value if isinstance(value, list) else [value]
+        if name in UNQUOTED or value == usual.get(name):
+            continue
+        if isinstance(value, list) and all(isinstance(item, str) for item in items):
+            out += [word for item in items for word in (flag, item)]  # a text may hold a comma
+        else:
+            out += [flag, ",".join(map(str, items))]
     return out

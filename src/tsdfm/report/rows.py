@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Required, Self, TypedDict, TypeVar, get_type_hints
+from typing import Any, Self, TypeVar, get_type_hints
 
 from tsdfm.errors import UserError
 from tsdfm.metrics.intervals import Estimate
@@ -131,7 +131,8 @@ class Row:
     @classmethod
     def read(cls, found: Mapping[str, Any]) -> Self:
         """A row from JSON, or `Wrong`. What is missing is not known."""
-        check(Figures, found)
+        check(str, found.get("method"), "method")
+        check(dict[str, Plain] | None, found.get("judges"), "judges")
         for name, kind in get_type_hints(cls, include_extras=True).items():
             if name not in RECORDS and found.get(name) is not None:
                 check(kind, found[name], name)
@@ -141,17 +142,6 @@ class Row:
         known |= {"texts": tuple(found.get("texts") or ()), "text": record(TextStats, flat)}
         known["judges"] = judges or {str(found.get("judge") or ""): record(JudgeScores, flat)}
         return cls(**{**known, "story": record(StoryScores, flat) if estimate(flat, "valid") else None})
-
-
-class Figures(TypedDict, total=False):
-    """What is read of a row's figures, besides those that are numbers."""
-
-    method: Required[str]
-    judges: dict[str, Plain] | None
-    broken_rules: dict[str, Count] | None
-    judge_tokens: Count | None
-    characters: Count | None
-    unscored: Count | None
 
 
 def rows_in(path: Path) -> list[Row]:
@@ -187,18 +177,15 @@ def plain(made: Any) -> Plain:
 
 
 def record(cls: type[Kind], found: Mapping[str, Any]) -> Kind:
-    """The record of JSON's fields."""
-    read = {
-        f.name: estimate(found, f.name) if "Estimate" in str(f.type) else figure(found, f.name)
-        for f in fields(cls)  # type: ignore[arg-type]
-    }
+    """The record of JSON's fields, or `Wrong`; a number that is none is not known."""
+    read: Plain = {}
+    for name, kind in get_type_hints(cls).items():
+        if "Estimate" in str(kind):
+            read[name] = estimate(found, name)
+        elif (value := finite_or_none(found.get(name))) is not None:
+            check(kind, value, name)
+            read[name] = value
     return cls(**{name: value for name, value in read.items() if value is not None})
-
-
-def figure(found: Mapping[str, Any], name: str) -> Any:
-    """A number, or the counts of broken rules; none where it is neither."""
-    value = found.get(name)
-    return value if finite(value) or isinstance(value, Mapping) else None
 
 
 def estimate(found: Mapping[str, Any], name: str) -> Estimate | None:
@@ -208,6 +195,11 @@ def estimate(found: Mapping[str, Any], name: str) -> Estimate | None:
         return None
     known = isinstance(ends, (list, tuple)) and len(ends) == 2 and all(map(finite, ends))
     return Estimate(float(value), *(ends if known else ()))  # type: ignore[arg-type, misc]
+
+
+def finite_or_none(value: Any) -> Any:
+    """A value of JSON, which has no word for NaN and infinities: those are none."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def finite(value: object) -> bool:

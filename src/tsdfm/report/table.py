@@ -23,7 +23,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from tsdfm import terminal
-from tsdfm.report.rows import Plain
+from tsdfm.report.rows import Plain, finite_or_none
 from tsdfm.store.files import write_json
 from tsdfm.store.files import write_text as write_text  # the viewer takes it from here
 
@@ -193,11 +193,6 @@ def mapped(value: Any, leaf: Callable[[Any], Any]) -> Any:
     if isinstance(value, (list, tuple)):
         return [mapped(item, leaf) for item in value]
     return leaf(value)
-
-
-def finite_or_none(value: Any) -> Any:
-    """A value of JSON, which has no word for NaN and infinities: those are none."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def made_with(about: Mapping[str, Any]) -> list[str]:

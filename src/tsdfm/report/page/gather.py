@@ -9,9 +9,9 @@ from typing import Any, NotRequired, TypedDict
 
 from tsdfm.compass.validate import examined, read_validation
 from tsdfm.errors import UserError
-from tsdfm.report.rows import REAL, Plain, Row, finite, rows_in, rows_of
+from tsdfm.report.rows import REAL, Plain, Row, finite, finite_or_none, rows_in, rows_of
 from tsdfm.report.runs import SOURCES, TrainedRun, rank
-from tsdfm.report.table import Column, Table, finite_or_none, mapped
+from tsdfm.report.table import Column, Table, mapped
 from tsdfm.samples.trajectory import Trajectory
 from tsdfm.store.files import read_any_json, read_json
 from tsdfm.store.manifest import NAME as MANIFEST
