@@ -39,11 +39,18 @@ def closing(out: Path, page: Path | None = None, console: Console | None = None)
     console.print(f"the report is {where}: open it in a browser", highlight=False, soft_wrap=True)
 
 
+def pair(row: Row) -> str:
+    """Perplexity and entropy: `56.1 (7.20)`, with as many digits of a perplexity as matter."""
+    ppl = row.ppl.value if row.ppl else None
+    shown = "–" if ppl is None else f"{ppl:.2f}" if ppl < 10 else f"{ppl:.1f}"
+    return f"{shown} ({row.entropy:.2f})"
+
+
 def both(row: Row) -> str:
-    """`0.64 (22.5)`."""
-    if row.valid:
-        return f"{row.valid.value:.2f}" + ("" if row.nll is None else f" ({row.nll:.1f})")
-    return f"{'–' if row.ppl is None else f'{row.ppl.value:.1f}'} ({row.entropy:.2f})"
+    """Of a story, its share that is valid and its negative log-likelihood: `0.64 (22.5)`; of other texts, the pair."""
+    if row.valid is None:
+        return pair(row)
+    return f"{row.valid.value:.2f}" + ("" if row.nll is None else f" ({row.nll:.1f})")
 
 
 def by_steps(rows: Sequence[Row], show: Callable[[Row], str | None] = both) -> Table:

@@ -143,9 +143,9 @@ def cell_row(
 
 def frontier_charts(
     points: Sequence[Row], real: Row | None, entropy: str, ppl: str = "ppl", style: dict[str, int] | None = None
-) -> list[tuple[str, Chart]]:
-    """Perplexity against an entropy: for each source and step count a chart, with a curve for each method."""
-    out, methods = list[tuple[str, Chart]](), list(dict.fromkeys(row.label for row in points))
+) -> dict[str, list[Chart]]:
+    """By source: perplexity against an entropy, for each step count a chart with a curve for each method."""
+    out, methods = dict[str, list[Chart]](), list(dict.fromkeys(row.label for row in points))
     styles = style or {name: i for i, name in enumerate(methods)}
 
     def place(row: Row) -> tuple[float, float] | None:
@@ -170,5 +170,5 @@ def frontier_charts(
             series=series,
             marks=[(*star, REAL)] if star else [],
         )
-        out.append((str(source), chart))
+        out.setdefault(str(source), []).append(chart)
     return out

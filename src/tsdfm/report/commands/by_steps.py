@@ -12,6 +12,7 @@ from tsdfm.report.paper import PAPER_COLLAPSE, QUOTES
 from tsdfm.report.rows import Plain, Row
 from tsdfm.report.runs import TrainedRun
 from tsdfm.report.settings import MainSettings, ScalingSettings, ThresholdSettings
+from tsdfm.report.summary import pair
 from tsdfm.report.table import DAGGER, METHOD, ORIGIN, SOURCE, Column, Table
 
 NAMES = [SOURCE, METHOD, ORIGIN]
@@ -36,10 +37,10 @@ def main(settings: MainSettings) -> Path:
     add_target(desk, table)
     path = desk.finish(table)
     if desk.asked.world:
-        valid = Table("main-valid", "Valid stories by method and steps", [*NAMES, *valid_columns(counts)])
-        for row in (row for row in table.rows if not row.get("paper")):
-            valid.add(**{**row, "marks": [mark.replace("at_", "valid_") for mark in row.get("marks", ())]})
-        valid.about = dict(table.about)
+        ours = [row for row in table.rows if not row.get("paper")]
+        ours = [{**row, "marks": [mark.replace("at_", "valid_") for mark in row.get("marks", ())]} for row in ours]
+        columns = [*NAMES, *valid_columns(counts)]
+        valid = Table("main-valid", "Valid stories by method and steps", columns, ours, about=dict(table.about))
         desk.finish(valid, beside=True)
     for number, judge in enumerate(desk.judge_names()[1:], 2):
         title = f"Perplexity (entropy in bits) under {judge}"
@@ -98,13 +99,6 @@ def threshold(settings: ThresholdSettings) -> Path:
     add_target(desk, table)
     table.notes.append(f"{DAGGER} in the paper's rows: entropy below {PAPER_COLLAPSE}, which the paper stars")
     return desk.finish(table)
-
-
-def pair(row: Row) -> str:
-    """`56.1 (7.20)`, with as many digits of a perplexity as matter."""
-    ppl = row.ppl.value if row.ppl else None
-    shown = "–" if ppl is None else f"{ppl:.2f}" if ppl < 10 else f"{ppl:.1f}"
-    return f"{shown} ({row.entropy:.2f})"
 
 
 def add_run(desk: Desk, table: Table, run: TrainedRun, rows: Iterable[Row], **more: Any) -> None:

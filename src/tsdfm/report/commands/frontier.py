@@ -165,9 +165,8 @@ class Frontier:
         hint = "At equal entropy, lower is better. Filled marks: temperature 1."
         for suffix, entropy in zip(("", "-bigrams"), ENTROPIES, strict=True):
             drawn = frontier_charts([row for _, row in shown], real, entropy, self.ppl)
-            by_source = [[chart for source, chart in drawn if source == each] for each in dict(drawn)]
             label = f"Perplexity against {ENTROPIES[entropy]}"
-            write_text(desk.report / f"{name}{suffix}.svg", figure(by_source, label, hint))
+            write_text(desk.report / f"{name}{suffix}.svg", figure([*drawn.values()], label, hint))
         return path
 
     def notes(self) -> list[str]:

@@ -120,6 +120,6 @@ def draw(desk: Desk, points: Sequence[Row], steps: int) -> None:
     real = desk.real() if desk.runs.tokens is not None else None
     own = [row for row in points if "@" not in row.method]
     shown = own if real is None else [row for row in own if abs(row.entropy - real.entropy) <= NEAR]
-    charts = [chart for _, chart in frontier_charts(shown, real, "entropy_bits")]
+    charts = [chart for some in frontier_charts(shown, real, "entropy_bits").values() for chart in some]
     hint = "One curve a method, by its temperature; filled marks: temperature 1. At equal entropy, lower is better."
     write_text(desk.report / "neighbours.svg", figure([charts], f"Perplexity against entropy at {steps} passes", hint))

@@ -82,11 +82,8 @@ def point(row: Row, value: Estimate) -> Point:
 
 def frontier(found: Gathered, entropy: str) -> dict[str, Charts]:
     """By source: perplexity against an entropy, a chart for each step count."""
-    out: dict[str, Charts] = {}
-    for source, chart in frontier_charts(found.points, found.real, entropy, style=found.styles()):
-        charts = out.setdefault(source, {})
-        charts[f"{entropy}-{source}-{len(charts)}"] = chart
-    return out
+    drawn = frontier_charts(found.points, found.real, entropy, style=found.styles())
+    return {source: {f"{entropy}-{source}-{i}": c for i, c in enumerate(some)} for source, some in drawn.items()}
 
 
 def energy(found: Gathered) -> Charts:

@@ -20,7 +20,7 @@ from tsdfm.store.schema import checked
 
 STAGES = ("corpus", "tokens", "teacher", "compass")  # then the students, then the report
 MEND = "make it again, or remove it"
-TAKEN = ("metrics", "frontier", "manifest")
+TAKEN = ("metrics", "manifest")
 GLYPHS = ("●", "■", "▼", "◆", "▲", "✚", "✕", "★")
 
 
@@ -84,14 +84,13 @@ def gather(folder: str | Path) -> Gathered:
     report = folder / "report"
     if not folder.is_dir():
         raise UserError(f"no folder at {folder}: give the folder of a pipeline")
-    files = sorted(report.glob("*.json"), key=lambda path: (path.stem != "main", path.stem))
+    files = sorted(report.glob("*.json"), key=lambda path: (path.stem != "main", path.stem == "frontier", path.stem))
     known = {path.stem: read_plain(path, folder) for path in files if path.stem not in TAKEN}
     tables = {name: one for name, one in known.items() if has_lists(one, "columns", "rows")}
-    swept = report / "frontier.json"
-    front = read_plain(swept, folder) if swept.is_file() else {}
-    front = front if isinstance(front, dict) else {}
-    points = front["points"] if isinstance(front.get("points"), list) else []
-    points = [p for p in (*points, front.get("target")) if isinstance(p, dict) and "method" in p]
+    shown = {name: table_in(report, name, table) for name, table in tables.items()}
+    swept = known.get("frontier", {})
+    points = [*swept["points"], swept.get("target")] if has_lists(swept, "points") else []
+    points = [p for p in points if isinstance(p, dict) and "method" in p]
     known_points = [p for p in points if finite(p.get("ppl")) and finite(p.get("entropy_bits"))]
     exams = sorted(folder.glob("*/validation.json"), key=lambda p: (not p.parent.name.startswith("compass"), p))
     made = sorted(folder.glob(f"*/{MANIFEST}"))
@@ -99,10 +98,10 @@ def gather(folder: str | Path) -> Gathered:
         folder=folder,
         rows=rows_in(report / "metrics.json") if (report / "metrics.json").is_file() else [],
         compass=validations([path.parent for path in exams], report / "compass.json"),
-        frontier=table_in(report, "frontier", front) if has_lists(front, "columns", "rows") else None,
-        points=rows_of(known_points, swept),
-        tables={name: table_in(report, name, table) for name, table in tables.items()},
-        commands=[str(table["command"]) for table in (*tables.values(), front) if table.get("command")],
+        frontier=shown.pop("frontier", None),
+        points=rows_of(known_points, report / "frontier.json"),
+        tables=shown,
+        commands=[str(table["command"]) for table in tables.values() if table.get("command")],
         stages=sorted((TrainedRun(p.parent, read_manifest(p.parent)) for p in made), key=place_of),
         ways=[Trajectory.load(path) for path in sorted((report / "trajectories").glob("*.json"))],
     )
