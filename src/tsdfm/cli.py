@@ -132,7 +132,7 @@ VERBS = {
     **{
         f"report {name}": Verb(
             f"tsdfm.report.settings:{name.capitalize()}Settings",
-            f"tsdfm.report.commands.{made.run}",
+            "tsdfm.report.desk:run",
             made.help,
             positional="runs",
             epilog=f"tsdfm report {name} {made.example}",

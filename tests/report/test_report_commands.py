@@ -327,5 +327,5 @@ def test_every_table_has_its_maker_and_its_command() -> None:
     for name in TABLES:
         verb = VERBS[f"report {name}"]
         maker = load(f"tsdfm.report.commands.{TABLES[name].run}")
-        assert load(verb.run) is maker
+        assert verb.run == "tsdfm.report.desk:run"
         assert get_type_hints(maker)["settings"] is load(verb.settings)

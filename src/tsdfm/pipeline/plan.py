@@ -3,11 +3,10 @@ the first one runs. What comes after (stages, jobs, reports, the doctor) works o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tsdfm.compass.settings import ValidateSettings
 from tsdfm.corpus.settings import CorpusSettings
@@ -60,10 +59,9 @@ class Model:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the report, and the function of `tsdfm.report.commands` that makes it."""
+    """A table of the report, and its settings, of which `tsdfm.report.desk.run` makes it."""
 
     name: str
-    run: Callable[[Any], Any]
     settings: Any
 
 
@@ -231,8 +229,8 @@ def used_model(entry: Entry) -> Model:
 
 def with_report(plan: Plan, recipe: Recipe) -> Plan:
     """The plan with the tables that [report] names, each with its settings, and the page."""
+    from tsdfm.report import settings as known_settings
     from tsdfm.report.commands import TABLES
-    from tsdfm.report.settings import MeasureSettings
 
     sections, own = recipe.section("report") or {}, [field.name for field in fields(ReportSettings)]
     known(sections, (*own, *TABLES), "setting of [report]")
@@ -241,15 +239,14 @@ def with_report(plan: Plan, recipe: Recipe) -> Plan:
     for name in recipe.flags.get("report", {}):
         if name not in (*own, *report.tables):
             raise UserError(f"--set report.{name} reaches nothing: report.tables does not name it")
-    measured, tables = plan.measure or MeasureSettings(), list[Table]()
+    measured, tables = plan.measure or known_settings.MeasureSettings(), list[Table]()
     for name in report.tables:
         if TABLES[name].judged and not (measured.world or measured.judges or plan.judge):
             raise UserError(f"report {name} {NO_JUDGE}")
         models = [*plan.examined().values()] if name == "compass" else plan.writers()
         if name == "compass" and not models:
             continue  # one that is used from elsewhere, and was not examined there
-        module, _, function = TABLES[name].run.partition(":")
-        run = getattr(import_module(f"tsdfm.report.commands.{module}"), function)
+        kind = getattr(known_settings, f"{name.capitalize()}Settings")
         given = {"runs": [plan.out, *(path for path in models if path.parent != plan.out)], **table(sections, name)}
-        tables.append(Table(name, run, build(get_type_hints(run)["settings"], given, f"report.{name}")))
+        tables.append(Table(name, build(kind, given, f"report.{name}")))
     return replace(plan, tables=tuple(tables), report=report)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tsdfm.distil.settings import NavigateSettings
 from tsdfm.errors import UserError
 from tsdfm.report.bench import Bench
 from tsdfm.report.cells import Cell, Cells, hardware
+from tsdfm.report.commands import TABLES
 from tsdfm.report.paper import QUOTES
 from tsdfm.report.rows import REAL, Plain, Row
 from tsdfm.report.runs import TrainedRun, find_runs
@@ -34,10 +36,10 @@ UNQUOTED = ("runs", "verbose")  # settings that are no flags of the command line
 class Desk(Bench):
     """One table command at work: a bench with the runs it is about.
 
-    desk = Desk("main", settings, judged=True)
-    run = desk.runs.models[0]
-    row = desk.row(run, desk.cell(run, steps=8))       # sampled now, or taken from report/cells
-    desk.finish(table)                                 # OUT/report/main.md, .json, and the terminal
+    def main(desk: Desk, settings: MainSettings) -> Table:    # what `run` calls
+        row = desk.row(run, desk.cell(run, steps=8))          # sampled now, or taken from report/cells
+        …
+        return table                                          # OUT/report/main.md, .json, and the terminal
     """
 
     def __init__(self, name: str, settings: ReportSettings, *, judged: bool = False, modelled: bool = False) -> None:
@@ -131,6 +133,16 @@ class Desk(Bench):
     def then(self) -> tuple[str | Path, ...]:
         """The words of the command that comes next: the page, where it would find this report."""
         return ("report", "page", self.report.parent) if self.report.name == "report" else ()
+
+
+def run(settings: ReportSettings, *, beside: bool = False) -> Path:
+    """Make the table that these settings are of, as `tsdfm report NAME` does; returns the path of its JSON."""
+    name = type(settings).__name__.removesuffix("Settings").lower()
+    made = TABLES[name]
+    desk = Desk(name, settings, judged=made.judged, modelled=made.modelled)
+    module, _, function = made.run.partition(":")
+    table = getattr(import_module(f"tsdfm.report.commands.{module}"), function)(desk, settings)
+    return desk.finish(table, sampled=made.modelled, beside=beside)
 
 
 def measure_settings(given: ReportSettings, before: Plain, home: Path) -> MeasureSettings:

@@ -20,8 +20,8 @@ from tsdfm import terminal
 from tsdfm.engine.distributed import Processes, join
 from tsdfm.report.bench import Bench
 from tsdfm.report.cells import Cells
-from tsdfm.report.commands.frontier import frontier
 from tsdfm.report.desk import Desk, spoken
+from tsdfm.report.desk import run as make_table
 from tsdfm.report.rows import marked, rows_in
 from tsdfm.report.runs import run_at
 from tsdfm.report.settings import FrontierSettings, MeasureRunsSettings, MeasureSettings
@@ -102,5 +102,5 @@ def run(settings: MeasureSettings, models: Sequence[Path], tokens: Path, out: Pa
         shared = ("samples", "seed", "top_p", "jump", "judges", "device", "temperatures", "control", "definition")
         asked = {name: getattr(settings, name) for name in shared} | {"world": settings.world or "", "out": out}
         asked |= {"steps": settings.frontier_steps or settings.steps, "verbose": verbose}
-        frontier(FrontierSettings(runs=tuple(models), tokens=tokens, **asked), beside=True)
+        make_table(FrontierSettings(runs=tuple(models), tokens=tokens, **asked), beside=True)
     return out

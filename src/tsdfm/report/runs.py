@@ -206,8 +206,6 @@ class RunSet:
 
     def pick(self, method: str) -> list[TrainedRun]:
         """Of every folder and source, the first run of this method; else the first student, or a teacher."""
-        if not self.models:
-            raise UserError(f"no model in {self.home}: train a student first")
         out: dict[tuple[Path, str], TrainedRun] = {}
         for folder in dict.fromkeys(run.path.parent for run in self.models):
             here = [run for run in self.models if run.path.parent == folder]

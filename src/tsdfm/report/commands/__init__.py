@@ -6,12 +6,16 @@ from typing import NamedTuple
 
 
 class Made(NamedTuple):
-    """A table: the function of `commands` that makes it, and what the command line and recipes say of it."""
+    """A table: the function of `commands` that makes it of a desk, and what the command line and recipes say of it.
+
+    One that is `judged` needs a judge of its texts; one that is not `modelled` is made of what training left.
+    """
 
     run: str
     help: str
     example: str = "runs/demo"
     judged: bool = True
+    modelled: bool = True
 
 
 TABLES = {
@@ -33,8 +37,8 @@ TABLES = {
     "diversity": Made(
         "diversity:run", "how much completions of one midpoint differ", "runs/demo --midpoints 8", judged=False
     ),
-    "compass": Made("compass:run", "the validation of each compass", judged=False),
-    "overhead": Made("overhead:run", "the time of a training step of each student", judged=False),
+    "compass": Made("compass:run", "the validation of each compass", judged=False, modelled=False),
+    "overhead": Made("overhead:run", "the time of a training step of each student", judged=False, modelled=False),
     "prefix": Made("prefix:run", "continuations of held-out prefixes", "runs/demo --share 0.5"),
     "answers": Made(
         "answers:run",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 
@@ -29,9 +28,8 @@ Found = dict[tuple[str, str, int], tuple[list[TrainedRun], list[Marks]]]
 """By source, method and steps: the runs, which may differ by their seed, and what is right of their answers."""
 
 
-def run(settings: AnswersSettings) -> Path:
-    """Make the tables; returns the path of the first one's JSON."""
-    desk = Desk("answers", settings, modelled=True)
+def run(desk: Desk, settings: AnswersSettings) -> Table:
+    """Make the tables."""
     models = [model for model in desk.runs.models if model.prompted]
     rows = TokenRows(desk.runs.tokens_or_refuse(), "valid")
     if not rows.prompted:
@@ -51,7 +49,7 @@ def run(settings: AnswersSettings) -> Path:
     table.notes += notes(problems, settings, count)
     table.about = {"samples": count * settings.n, "problems": count, "answers_a_problem": settings.n}
     differences(desk, found, settings)
-    return desk.finish(table)
+    return table
 
 
 def answered(desk: Desk, models: Sequence[TrainedRun], problems: Problems, settings: AnswersSettings) -> Found:

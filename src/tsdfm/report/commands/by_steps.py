@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from tsdfm.errors import UserError
@@ -23,9 +22,8 @@ MANY = 1024
 """The step count that only the paper's many-step models have: held-out text does not stand in its column."""
 
 
-def main(settings: MainSettings) -> Path:
-    """`tsdfm report main`: every method at every step count, under every judge; returns the path of its JSON."""
-    desk = Desk("main", settings, judged=True, modelled=True)
+def main(desk: Desk, settings: MainSettings) -> Table:
+    """`tsdfm report main`: every method at every step count, under every judge."""
     found = {run: desk.rows(run, steps_of(settings, desk, run)) for run in desk.runs.models}
     counts = {row.steps for rows in found.values() for row in rows if row.steps is not None}
     quoted = desk.quote.rows(source={run.source for run in found})
@@ -35,7 +33,6 @@ def main(settings: MainSettings) -> Path:
         add_run(desk, table, run, rows)
     table.rows += by_steps(quoted)
     add_target(desk, table)
-    path = desk.finish(table)
     if desk.asked.world:
         ours = [row for row in table.rows if not row.get("paper")]
         ours = [{**row, "marks": [mark.replace("at_", "valid_") for mark in row.get("marks", ())]} for row in ours]
@@ -49,7 +46,7 @@ def main(settings: MainSettings) -> Path:
             add_run(desk, other, run, [row.under(judge) for row in rows])
         add_target(desk, other, judge)
         desk.finish(other, beside=True)
-    return path
+    return table
 
 
 def steps_of(settings: MainSettings, desk: Desk, run: TrainedRun) -> tuple[int, ...]:
@@ -63,9 +60,8 @@ def steps_of(settings: MainSettings, desk: Desk, run: TrainedRun) -> tuple[int, 
     return tuple(kept.get("teacher_steps") or steps) if kept else (*steps, 256)
 
 
-def scaling(settings: ScalingSettings) -> Path:
-    """`tsdfm report scaling`: runs of several sizes; returns the path of its JSON."""
-    desk = Desk("scaling", settings, judged=True)
+def scaling(desk: Desk, settings: ScalingSettings) -> Table:
+    """`tsdfm report scaling`: runs of several sizes."""
     columns = [Column("parameters", "parameters", format=",d"), *NAMES, *step_columns({*settings.steps, MANY})]
     table = desk.table("Scaling: perplexity (entropy in bits) by size and steps", columns)
     for run in sorted(desk.runs.models, key=TrainedRun.parameters):  # stable: equal sizes keep their order
@@ -78,12 +74,11 @@ def scaling(settings: ScalingSettings) -> Path:
         table.add(**{**small[SMALL[method]], "method": method, "parameters": 170_000_000})
         table.add(**large, parameters=1_300_000_000)
     add_target(desk, table)
-    return desk.finish(table)
+    return table
 
 
-def threshold(settings: ThresholdSettings) -> Path:
-    """`tsdfm report threshold`: navigated students by τ and by what they started from; returns the path of its JSON."""
-    desk = Desk("threshold", settings, judged=True)
+def threshold(desk: Desk, settings: ThresholdSettings) -> Table:
+    """`tsdfm report threshold`: navigated students by τ and by what they started from."""
     navigated = [run for run in desk.runs.models if run.navigate and run.navigate.get("selector") != "random"]
     if not navigated:
         raise UserError(f"no student in {desk.runs.home} was trained with navigated midpoints: train one for each τ")
@@ -98,7 +93,7 @@ def threshold(settings: ThresholdSettings) -> Path:
         table.notes.append("one τ only: train students with other --navigate.tau into the same folder to compare them")
     add_target(desk, table)
     table.notes.append(f"{DAGGER} in the paper's rows: entropy below {PAPER_COLLAPSE}, which the paper stars")
-    return desk.finish(table)
+    return table
 
 
 def add_run(desk: Desk, table: Table, run: TrainedRun, rows: Iterable[Row], **more: Any) -> None:

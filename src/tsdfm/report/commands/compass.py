@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from tsdfm.errors import UserError
@@ -28,9 +27,8 @@ Figure = tuple[str, str, Any, Any, list[float] | None]
 """What was measured, its format, our value, the paper's, and our interval."""
 
 
-def run(settings: CompassSettings) -> Path:
-    """Make the table; returns the path of its JSON."""
-    desk = Desk("compass", settings)
+def run(desk: Desk, settings: CompassSettings) -> Table:
+    """Make the table."""
     compasses, home = desk.runs.compasses, desk.runs.home
     found = validations([one.path for one in compasses], home / "report" / "compass.json")
     if not found and any(one.shipped for one in compasses):
@@ -39,7 +37,7 @@ def run(settings: CompassSettings) -> Path:
         raise UserError(f"no validated compass in {home}: run `tsdfm compass validate` on it first")
     table = validation_table(found)
     table.about = {"checkpoints": {source: exam.get("checkpoint") for source, exam in found.items()}}
-    return desk.finish(table, sampled=False)
+    return table
 
 
 def validation_table(found: Mapping[str, Plain]) -> Table:

@@ -8,7 +8,6 @@ the most popular token are the paper's; distinct-2 of the completions is ours.
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from statistics import fmean
 
 import torch
@@ -25,7 +24,7 @@ from tsdfm.report.cells import written
 from tsdfm.report.desk import Desk
 from tsdfm.report.rows import COLLAPSE, Plain
 from tsdfm.report.settings import DiversitySettings, MeasureSettings
-from tsdfm.report.table import ENTROPY, METHOD, ORIGIN, SOURCE, STEPS, Column
+from tsdfm.report.table import ENTROPY, METHOD, ORIGIN, SOURCE, STEPS, Column, Table
 from tsdfm.samples.model import TextModel
 
 FRESH = 1 << 32  # completions are numbered from here, so that they share no random number with the way to the midpoint
@@ -38,9 +37,8 @@ MEASURES = [
 ]
 
 
-def run(settings: DiversitySettings) -> Path:
-    """Make the table; returns the path of its JSON."""
-    desk = Desk("diversity", settings)
+def run(desk: Desk, settings: DiversitySettings) -> Table:
+    """Make the table."""
     columns = [SOURCE, METHOD, ORIGIN, STEPS, Column("t_mid", "t mid", format=".1f"), *MEASURES, ENTROPY]
     table = desk.table("Midpoint diversity", columns)
     for model in desk.runs.pick(settings.method):
@@ -56,7 +54,7 @@ def run(settings: DiversitySettings) -> Path:
     count = f"{settings.midpoints} midpoints, {settings.completions} completions each"
     table.notes.append(f"{count} (the paper: 48 and 10); edit distance is the share of positions at which two differ")
     table.about = {"samples": settings.midpoints * settings.completions}
-    return desk.finish(table)
+    return table
 
 
 def allocation(steps: int, t_mid: float) -> tuple[int, int]:

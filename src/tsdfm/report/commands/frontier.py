@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import product
-from pathlib import Path
 
 from torch import Tensor
 
@@ -46,29 +45,26 @@ def unigram_fit(desk: Desk, run: TrainedRun, steps: int) -> Fit:
     return found
 
 
-def frontier(settings: FrontierSettings, *, beside: bool = False) -> Path:
-    """`tsdfm report frontier`: tables and figures under every judge, the first shown unless it stands `beside` others.
-
-    Returns the path of the first one's JSON.
-    """
-    made = Frontier(settings)
-    first, *others = made.desk.judge_names()
+def frontier(desk: Desk, settings: FrontierSettings) -> Table:
+    """`tsdfm report frontier`: tables and figures under every judge, of which the first is the command's own."""
+    made = Frontier(desk, settings)
+    first, *others = desk.judge_names()
     for number, judge in enumerate(others, 2):
-        made.save(judge, number, beside=True)
+        desk.finish(made.table(judge, number), beside=True)
     if made.names:
-        made.save_against(first)
-    return made.save(first, 1, beside=beside)
+        desk.finish(made.against(first), beside=True)
+    return made.table(first, 1)
 
 
 class Frontier:
     """Every run's sweep at every step count, each compared with the control and with other methods."""
 
-    def __init__(self, settings: FrontierSettings) -> None:
-        self.settings, desk = settings, Desk("frontier", settings, judged=True, modelled=True)
+    def __init__(self, desk: Desk, settings: FrontierSettings) -> None:
         known = dict.fromkeys(run.method for run in desk.runs.models)
         if settings.unigram and settings.unigram not in known:
             raise UserError(f"no run is called {settings.unigram}: give --unigram one of {', '.join(known)}")
-        self.desk, self.lines, geometric = desk, list[Line](), settings.definition == "geometric"
+        self.desk, self.settings, self.lines = desk, settings, list[Line]()
+        geometric = settings.definition == "geometric"
         self.ppl = "ppl_geometric" if geometric else "ppl"
         for run, steps in product(desk.runs.models, settings.steps):
             fits = [None, unigram_fit(desk, run, steps)] if run.method == settings.unigram else [None]
@@ -128,7 +124,7 @@ class Frontier:
         }
         return out
 
-    def save_against(self, judge: str) -> None:
+    def against(self, judge: str) -> Table:
         """The table of ratios to other methods."""
         columns = [*COLUMNS[:3], *(Column(name, f"ppl / {name}") for name in self.names)]
         table = Table("frontier-against", "Perplexity at matched entropy, relative to other methods", columns)
@@ -136,10 +132,10 @@ class Frontier:
             ratios = {name: one["at_own"] for name, one in row["judges"][judge]["against"].items()}
             table.add(**{name: row[name] for name in ("source", "method", "steps")}, **ratios)
         table.notes.append("at a method's own entropy at T = 1; outside: the other has no text of that entropy")
-        self.desk.finish(table, beside=True)
+        return table
 
-    def save(self, judge: str, number: int, *, beside: bool) -> Path:
-        """The table, its JSON and its figures under one judge: `frontier`, `frontier-judge-2`, …"""
+    def table(self, judge: str, number: int) -> Table:
+        """The table under one judge, and its figures in files: `frontier`, `frontier-judge-2`, …"""
         settings, desk = self.settings, self.desk
         shown = [(line, row.under(judge)) for line in self.lines for row, _ in line.cells]
         name, title = "frontier", "Perplexity at matched entropy, relative to the control"
@@ -160,14 +156,13 @@ class Frontier:
             "definition": settings.definition,
             "temperatures": list(settings.temperatures),
         }
-        path = desk.finish(table, beside=beside)
         real = desk.real(judge) if target else None
         hint = "At equal entropy, lower is better. Filled marks: temperature 1."
         for suffix, entropy in zip(("", "-bigrams"), ENTROPIES, strict=True):
             drawn = frontier_charts([row for _, row in shown], real, entropy, self.ppl)
             label = f"Perplexity against {ENTROPIES[entropy]}"
             write_text(desk.report / f"{name}{suffix}.svg", figure([*drawn.values()], label, hint))
-        return path
+        return table
 
     def notes(self) -> list[str]:
         """What the ratios mean, and which control was used where the chosen one is missing."""

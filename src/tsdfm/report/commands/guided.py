@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from tsdfm.report.desk import Desk
 from tsdfm.report.rows import Plain
@@ -33,9 +32,8 @@ REFINED = [
 ]
 
 
-def candidates(settings: CandidatesSettings) -> Path:
-    """`tsdfm report candidates`: generation guided with K candidates a step; returns the path of its JSON."""
-    desk = Desk("candidates", settings, judged=True)
+def candidates(desk: Desk, settings: CandidatesSettings) -> Table:
+    """`tsdfm report candidates`: generation guided with K candidates a step."""
     title = f"Effect of the number of candidates K at generation ({settings.policy}, {settings.steps} steps)"
     last = [Column("seconds", "seconds", format=".1f")]
     table = guided_table(desk, title, [Column("k", "K")], settings.temperatures, last)
@@ -48,12 +46,11 @@ def candidates(settings: CandidatesSettings) -> Path:
     table.rows += [{**row, "k": row["k"] or NONE} for row in desk.quote.rows()]
     table.notes.append("seconds: generation of all texts of the row; the paper's are for 504 texts of 1 024 tokens")
     desk.add_target(table)
-    return desk.finish(table)
+    return table
 
 
-def policy(settings: PolicySettings) -> Path:
-    """`tsdfm report policy`: generation without guidance and with each policy; returns the path of its JSON."""
-    desk = Desk("policy", settings, judged=True)
+def policy(desk: Desk, settings: PolicySettings) -> Table:
+    """`tsdfm report policy`: generation without guidance and with each policy."""
     title, key = "Navigation policies at generation, on the same student", [STEPS, Column("policy", "policy", "left")]
     table = guided_table(desk, title, key, settings.temperatures)
     for run in desk.runs.pick(settings.method):
@@ -64,12 +61,11 @@ def policy(settings: PolicySettings) -> Path:
                 table.add(**guided_row(desk, run, steps, guide, blind), policy=name)
     table.rows += desk.quote.rows(steps=settings.steps)
     desk.add_target(table)
-    return desk.finish(table)
+    return table
 
 
-def refinement(settings: RefinementSettings) -> Path:
-    """`tsdfm report refinement`: what the token phase replaces and the safeguard accepts; returns its JSON's path."""
-    desk = Desk("refinement", settings)
+def refinement(desk: Desk, settings: RefinementSettings) -> Table:
+    """`tsdfm report refinement`: what the token phase replaces and the safeguard accepts."""
     title = "Token refinement: at generation by step count, and in training"
     table = desk.table(title, REFINED)
 
@@ -92,7 +88,7 @@ def refinement(settings: RefinementSettings) -> Path:
     table.notes.append(
         "tokens are means of a navigated step, over all positions of a text; training: the last line logged"
     )
-    return desk.finish(table)
+    return table
 
 
 def guided_table(

@@ -9,7 +9,6 @@ are longer than rows: see `nearness`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from tsdfm.errors import UserError
 from tsdfm.judges.causal import CausalJudge
@@ -18,13 +17,12 @@ from tsdfm.report.bench import features_of, held_out
 from tsdfm.report.desk import Desk
 from tsdfm.report.rows import REAL, Plain
 from tsdfm.report.settings import MauveSettings
-from tsdfm.report.table import METHOD, ORIGIN, SOURCE, STEPS, Column
+from tsdfm.report.table import METHOD, ORIGIN, SOURCE, STEPS, Column, Table
 from tsdfm.tokens.rows import TokenRows
 
 
-def run(settings: MauveSettings) -> Path:
-    """Make the table; returns the path of its JSON."""
-    desk = Desk("mauve", settings)
+def run(desk: Desk, settings: MauveSettings) -> Table:
+    """Make the table."""
     judges = desk.networks()
     if not judges:
         raise UserError("MAUVE needs the features of a network: give --judges (see docs/judges.md)")
@@ -53,7 +51,7 @@ def run(settings: MauveSettings) -> Path:
         *nearness(rows, count),
     ]
     table.about = {"samples": count, "clusters": clusters, "judge_names": names}
-    return desk.finish(table)
+    return table
 
 
 def nearness(rows: TokenRows, count: int) -> list[str]:

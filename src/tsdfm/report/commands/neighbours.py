@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 from tsdfm.charts import figure
 from tsdfm.errors import UserError
@@ -40,9 +39,8 @@ BOUNDS = [SOURCE, METHOD, Column("bound", "bound", "left"), Column("nats", "nats
 NEAR = 1.0  # bits around the entropy of held-out text, which the figure shows
 
 
-def run(settings: NeighboursSettings) -> Path:
-    """Make the table and the figure; returns the path of its JSON."""
-    desk = Desk("neighbours", settings, judged=True, modelled=True)
+def run(desk: Desk, settings: NeighboursSettings) -> Table:
+    """Make the table and the figure."""
     chosen, at = reference_of(desk.runs, settings.reference), settings.steps[0]
     control, real = swept(desk, chosen, at, settings.temperatures), list[str]()
     if desk.runs.tokens is not None and desk.networks():
@@ -74,7 +72,7 @@ def run(settings: NeighboursSettings) -> Path:
     if points:
         table.about["points"] = [point_of(row) for row in points]
         draw(desk, points, at)
-    return desk.finish(table)
+    return table
 
 
 def neighbour(desk: Desk, model: TrainedRun, steps: int, control: Line, real: Sequence[str]) -> Plain:

@@ -12,7 +12,7 @@ from tsdfm.report.desk import Desk
 from tsdfm.report.rows import Plain, finite
 from tsdfm.report.runs import TrainedRun
 from tsdfm.report.settings import OverheadSettings
-from tsdfm.report.table import METHOD, ORIGIN, SOURCE, Column
+from tsdfm.report.table import METHOD, ORIGIN, SOURCE, Column, Table
 from tsdfm.store.schema import read_record
 
 COLUMNS = [
@@ -28,9 +28,8 @@ COLUMNS = [
 ]
 
 
-def run(settings: OverheadSettings) -> Path:
-    """Make the table; returns the path of its JSON."""
-    desk = Desk("overhead", settings)
+def run(desk: Desk, settings: OverheadSettings) -> Table:
+    """Make the table."""
     table = desk.table("Time of a training step", COLUMNS)
     students = [model for model in desk.runs.models if not model.many_step]
     if not students and settings.benchmarks is None:
@@ -57,7 +56,7 @@ def run(settings: OverheadSettings) -> Path:
     if any(base.get(model.source) is None for model in students):
         table.notes.append("no FS-DFM run of a source: its ratios are left out")
     table.about = {"hardware": None}  # a run's manifest does not name its machine; this one need not be it
-    return desk.finish(table, sampled=False)
+    return table
 
 
 def step_time(model: TrainedRun) -> tuple[float | None, int]:

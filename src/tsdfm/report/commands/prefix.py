@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
@@ -14,7 +12,7 @@ from tsdfm.report.cells import Cell, Prefixes, written
 from tsdfm.report.desk import Desk
 from tsdfm.report.rows import REAL, Plain, Row
 from tsdfm.report.settings import PrefixSettings
-from tsdfm.report.table import ENTROPY, METHOD, ORIGIN, PPL, SOURCE, STEPS, VALID, Column
+from tsdfm.report.table import ENTROPY, METHOD, ORIGIN, PPL, SOURCE, STEPS, VALID, Column, Table
 from tsdfm.store.files import file_sha256
 from tsdfm.store.manifest import NAME as MANIFEST
 from tsdfm.tokens.rows import TokenRows
@@ -23,9 +21,8 @@ UNSAMPLED = ("length", "temperature", "top_p", "jump", "precision", "seed", "har
              "tokens_per_s", "collapsed")  # fmt: skip
 
 
-def run(settings: PrefixSettings) -> Path:
-    """Make the table; returns the path of its JSON."""
-    desk = Desk("prefix", settings, judged=True)
+def run(desk: Desk, settings: PrefixSettings) -> Table:
+    """Make the table."""
     tokens, asked = TokenRows(desk.runs.tokens_or_refuse(), "valid"), desk.asked
     task = prefixes_of(tokens, settings, asked.samples)
     long = (
@@ -56,7 +53,7 @@ def run(settings: PrefixSettings) -> Path:
     if asked.world:
         table.notes.append("valid is said of whole stories, the prefix included")
     table.about = {"samples": len(task.rows)}
-    return desk.finish(table)
+    return table
 
 
 def prefixes_of(tokens: TokenRows, settings: PrefixSettings, samples: int) -> Prefixes:
