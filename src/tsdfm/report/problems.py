@@ -6,7 +6,7 @@ sums its exact judge decides (`corpus.sums`); of other problems the number that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -62,10 +62,10 @@ class Problems:
 def held_out_problems(rows: TokenRows, most: int | None) -> Problems:
     """The held-out rows of a tokens folder, or `most` of them evenly spread."""
     picks = spread(len(rows), most or len(rows))
-    prompts, answers = texts_of(rows, picks)
+    prompts, answers = zip(*texts_of(rows, picks), strict=True)
     taken, given = torch.from_numpy(rows.take(picks).astype("int64")), torch.from_numpy(rows.given(picks).sum(1))
     key = {"tokens": file_sha256(rows.folder / MANIFEST)[:16], "rows": "spread", "problems": len(picks)}
-    return known_answers(Problems(key, tuple(prompts), tuple(answers), taken, given), str(rows.folder))
+    return known_answers(Problems(key, prompts, answers, taken, given), str(rows.folder))
 
 
 def problems_in(path: Path, rows: TokenRows, prompt: str, field: str, most: int | None) -> Problems:
@@ -96,20 +96,17 @@ def known_answers(problems: Problems, where: str) -> Problems:
     return problems
 
 
-def texts_of(rows: TokenRows, picks: Sequence[int]) -> tuple[list[str], list[str]]:
-    """The prompts, without the newline that ends them, and the answers of some rows."""
-    prompts, answers = list[str](), list[str]()
+def texts_of(rows: TokenRows, picks: Sequence[int]) -> Iterator[tuple[str, str]]:
+    """The prompt of each of some rows, without the newline that ends it, and the answer."""
     for row, held in zip(rows.take(picks), rows.given(picks), strict=True):
-        prompts.append(rows.tokenizer.decode(row[held][rows.anchor :]).removesuffix("\n"))
-        answer = row[~held]
-        answers.append(rows.tokenizer.decode(answer[answer != rows.end_of_text]))
-    return prompts, answers
+        answer, decode = row[~held], rows.tokenizer.decode
+        yield decode(row[held][rows.anchor :]).removesuffix("\n"), decode(answer[answer != rows.end_of_text])
 
 
 def training_numbers(rows: TokenRows) -> list[Fraction]:
     """The numbers that the training answers give, of all rows or of `MOST_KNOWN` spread over them."""
-    _, answers = texts_of(rows, spread(len(rows), MOST_KNOWN))
-    return [number for answer in answers if (number := number_in(answer)) is not None]
+    texts = texts_of(rows, spread(len(rows), MOST_KNOWN))
+    return [number for _, answer in texts if (number := number_in(answer)) is not None]
 
 
 @dataclass(frozen=True)

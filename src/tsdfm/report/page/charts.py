@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from tsdfm.charts import Axis, Chart, Point, Series
 from tsdfm.compass.figure import energy_chart
@@ -30,6 +31,7 @@ NAVIGATION = (
     ("tokens a navigated midpoint", "tokens", {"jumped": "changed by the jump",
                                                "replaced": "replaced by the refinement"}, (3, 1)),
 )  # fmt: skip
+PASSES, STEPS = Axis(label="network passes", scale="log2"), Axis(label="training steps")
 MEASURES = {
     "valid": Axis(label="valid stories", percent=True),
     "ppl": Axis(label="perplexity", scale="log"),
@@ -61,16 +63,14 @@ def quality(found: Gathered, source: str) -> Charts:
         if real and name == "entropy_bits":
             # the line of collapse also keeps the axis wide: hundredths of a bit should not look like much
             refs.append((real.value - 1.0, "collapsed below"))
-        if series:
-            out[f"{name}-{source}"] = Chart(
-                title=f"{axis.label} against steps, {source} source",
-                caption=axis.label,
-                x=Axis(label="network passes", scale="log2"),
-                y=axis,
-                series=series,
-                refs=refs,
-            )
+        caption = (axis.label, f"{axis.label} against steps, {source} source")
+        out |= drawn(f"{name}-{source}", *caption, PASSES, axis, series, refs=refs)
     return out
+
+
+def drawn(name: str, caption: str, title: str, x: Axis, y: Axis, series: Sequence[Series], **more: Any) -> Charts:
+    """A chart by its name, if it has a curve."""
+    return {name: Chart(title=title, caption=caption, x=x, y=y, series=series, **more)} if series else {}
 
 
 def point(row: Row, value: Estimate) -> Point:
@@ -103,16 +103,10 @@ def training(group: str, runs: Sequence[TrainedRun]) -> Charts:
                 if words.format(bound=run.bound_label) == title and len(points := curve(run, kind, column)) > 1
             ]
             values = [p.y for one in series for p in one.points]
-            if series:
-                log = min(values) > 0 and max(values) / min(values) > 5
-                out[f"{column}-{group.split()[0].lower()}" + f"-{number}" * bool(number)] = Chart(
-                    title=f"{title}: {group.lower()}",
-                    caption=title,
-                    x=Axis(label="training steps"),
-                    y=Axis(label=title, scale="log" if log else "linear"),
-                    series=series,
-                    dots=False,
-                )
+            log = series and min(values) > 0 and max(values) / min(values) > 5
+            name, axis = f"{column}-{group.split()[0].lower()}", Axis(label=title, scale="log" if log else "linear")
+            name += f"-{number}" if number else ""
+            out |= drawn(name, title, f"{title}: {group.lower()}", STEPS, axis, series, dots=False)
     return out
 
 
@@ -124,14 +118,8 @@ def navigation(run: TrainedRun) -> Charts:
         for (column, name), style in zip(columns.items(), styles, strict=True):
             points = max((curve(run, kind, f"nav/{column}") for kind in ("train", "eval")), key=len)
             series += [Series(name=name, style=style, points=points)] if points else []
-        if series:
-            out[f"nav-{unit}-{run.name}"] = Chart(
-                title=f"{title}: {run.name}",
-                caption=title,
-                x=Axis(label="training steps"),
-                y=Axis(label=unit, percent=unit == "share"),
-                series=series,
-            )
+        axis = Axis(label=unit, percent=unit == "share")
+        out |= drawn(f"nav-{unit}-{run.name}", title, f"{title}: {run.name}", STEPS, axis, series)
     return out
 
 
