@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import torch
@@ -56,24 +56,22 @@ class Bench:
         self.asked = asked
         self.cells = cells or Cells()
         self.hardware: set[str] = set()  # what its cells were sampled on
-        self._judges: list[Judge] | None = None
         self._model: tuple[Path, TextModel] | None = None
 
+    @cached_property
     def judges(self) -> list[Judge]:
         """The story world's judge, if there is one, and then the others."""
-        if self._judges is None:
-            world: list[Judge] = [WorldJudge(world_named(self.asked.world))] if self.asked.world else []
-            others = (judge_named(spec, self.asked.device) for spec in self.asked.judges)
-            self._judges = list({judge.fingerprint: judge for judge in (*world, *others)}.values())
-        return self._judges
+        world: list[Judge] = [WorldJudge(world_named(self.asked.world))] if self.asked.world else []
+        others = (judge_named(spec, self.asked.device) for spec in self.asked.judges)
+        return list({judge.fingerprint: judge for judge in (*world, *others)}.values())
 
     def judge_names(self) -> list[str]:
         """The fingerprints of the judges; the figures of the first stand in the rows themselves."""
-        return [judge.fingerprint for judge in self.judges()]
+        return [judge.fingerprint for judge in self.judges]
 
     def networks(self) -> list[CausalJudge]:
         """The judges that have features."""
-        return [judge for judge in self.judges() if isinstance(judge, CausalJudge)]
+        return [judge for judge in self.judges if isinstance(judge, CausalJudge)]
 
     def mauve(self, texts: Sequence[str], wanted: Sequence[str]) -> float | None:
         """MAUVE of texts against others by the features of the first network among the judges; none of too few."""
@@ -105,30 +103,25 @@ class Bench:
         They may be of another temperature or seed, several times as many, guided, with a bias [V] of the logits, or
         continuations of `prefixes`, one of each.
         """
-        other: Plain = {"temperature": temperature, "seed": seed, "bias": None if bias is None else bias_key(bias)}
-        other |= {"prefix": prefixes.key} if prefixes else {}
-        key = {**self.key(run, steps, guide), **{name: value for name, value in other.items() if value is not None}}
-        key["samples"] = len(prefixes.rows) if prefixes else times * self.asked.samples
-        found = self.cells.get(key, lambda: sample(self.model(run), key, guide, bias, prefixes))
-        self.hardware.add(found.hardware)
-        return found
-
-    def key(self, run: TrainedRun, steps: int, guide: Guide | None = None) -> Plain:
-        """Everything that decides the texts of a cell."""
         made, asked, jump = self.model(run), self.asked, run.jump or self.asked.jump
-        return {
+        key = {  # everything that decides the texts
             "method": made.method,
             "source": made.velocity.spec.source,
             "steps": steps,
             "checkpoint": made.velocity.sha256[:16],
-            "samples": asked.samples,
-            "seed": asked.seed,
-            "temperature": asked.temperature,
+            "samples": len(prefixes.rows) if prefixes else times * asked.samples,
+            "seed": asked.seed if seed is None else seed,
+            "temperature": asked.temperature if temperature is None else temperature,
             "top_p": asked.top_p,
             "jump": made.velocity.spec.usual_jump() if jump == "auto" else jump,
             "precision": "bf16" if made.bf16 else "float32",
             "guide": guide_key(guide),
+            **({} if bias is None else {"bias": bias_key(bias)}),
+            **({} if prefixes is None else {"prefix": prefixes.key}),
         }
+        found = self.cells.get(key, lambda: sample(made, key, guide, bias, prefixes))
+        self.hardware.add(found.hardware)
+        return found
 
     def row(self, run: TrainedRun, cell: Cell, *, name: str | None = None, guide: Guide | None = None) -> Row:
         """The row of a run's cell; `name` is what it calls the method."""
@@ -163,7 +156,7 @@ class Bench:
         return Row(
             samples=len(cell.texts),
             text=stats_of(rows),
-            judges={one.fingerprint: judge_scores(self.scores(cell, one), own) for one in self.judges()},
+            judges={one.fingerprint: judge_scores(self.scores(cell, one), own) for one in self.judges},
             story=story,
             texts=tuple(cell.texts[: self.asked.show]),
             **known,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import fields
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,6 @@ class Desk(Bench):
             raise UserError("no judge for these texts: give --judges (see docs/judges.md), or --world for stories")
         if modelled and not self.runs.models:
             raise UserError(f"no model in {self.runs.home}: name a teacher or a student")
-        self._real: Row | None = None
 
     @property
     def quote(self) -> Quote:
@@ -80,10 +80,12 @@ class Desk(Bench):
         """The rows of a run at several step counts."""
         return [self.row(run, self.cell(run, at)) for at in steps]
 
+    @cached_property
+    def _real(self) -> Row:
+        return self.target(self.runs.tokens_or_refuse())
+
     def real(self, judge: str | None = None) -> Row:
         """The row of held-out text, under the first judge or another."""
-        if self._real is None:
-            self._real = self.target(self.runs.tokens_or_refuse())
         return self._real.under(judge) if judge else self._real
 
     def add_target(self, table: Table, judge: str | None = None, **more: Any) -> None:

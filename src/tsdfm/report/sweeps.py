@@ -85,7 +85,7 @@ def see(desk: Desk, cell: Cell, row: Row, *, temperature: float, geometric: bool
     written = cell.rows()
     own = mean_entropy(torch.tensor(entropy_bits(written), dtype=torch.float64))
     pooled, found = PooledEntropy(written), {}
-    for judge in desk.judges():
+    for judge in desk.judges:
         scores = desk.scores(cell, judge)
         nll, tokens = (
             torch.tensor(x, dtype=torch.float64) for x in zip(*((s.nll, s.tokens) for s in scores), strict=True)
