@@ -115,7 +115,8 @@ class Worker:
         """A pass of a model's rows, and what it took."""
         tally, hidden = self.scheduler.tally, 0.0
         rows, came = self.rows_of(served)
-        while not reached(self.mark):  # who comes while the pass before is made begins meanwhile
+        room = self.scheduler.limits.rows
+        while len(self.live) < room and not reached(self.mark):  # who comes during the pass before begins meanwhile
             with self.scheduler.changed:
                 before = len(self.live)
                 self.admit()
@@ -124,6 +125,8 @@ class Worker:
                 came += more
             else:
                 time.sleep(NAP)
+            hidden = time.perf_counter() - self.began
+        if not reached(self.mark):
             hidden = time.perf_counter() - self.began
         begun = {row: row.passes for row in rows}
         inside = hidden + self.one_pass(served, rows)
