@@ -204,6 +204,18 @@ def uniform(noise: Noise, shape: Sequence[int], device: torch.device, dtype: tor
     return noise.uniform(shape, dtype).to(device)
 
 
+def uniforms(noise: Noise, count: int, shape: Sequence[int], device: torch.device) -> Tensor:
+    """The next `count` draws of `shape` = [B, …], [count, B, …] float64; of a single row on a GPU in one launch."""
+    if isinstance(noise, RowNoise) and len(noise) == 1 and kernels.on(noise.rows, "noise"):
+        from tsdfm.kernels.noise_triton import launch
+
+        start, noise.draws = noise.draws * DRAW_STRIDE, noise.draws + count
+        each = torch.Size((count, *shape[1:]))
+        made: Tensor = launch(noise.rows.expand(count), salt_of(noise.seed, noise.stream), start, each, DRAW_STRIDE)
+        return made.unsqueeze(1)
+    return torch.stack([uniform(noise, shape, device) for _ in range(count)])
+
+
 def row_times(rows: Tensor, seed: int) -> Tensor:
     """A time in [0, 1) for each running row number [B]: the golden-ratio sequence, shifted by the seed.
 
