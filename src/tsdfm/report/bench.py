@@ -130,7 +130,7 @@ class Bench:
             method=name or run.method,
             guide=guide.policy if guide else None,
             draw=DRAW,
-            run=run.folder,
+            run=replace(run, jump="").name,
             tokens_per_s=len(cell.texts) * cell.length / cell.seconds,
         )
 

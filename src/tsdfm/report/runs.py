@@ -46,14 +46,9 @@ class TrainedRun:
     jump: str = ""
 
     @property
-    def folder(self) -> str:
-        """Its folder's name; with the bundle's before it for a bundle's model."""
-        return f"{self.path.parent.name}/{self.path.name}" if self.shipped else self.path.name
-
-    @property
     def name(self) -> str:
-        """Its folder's name, with the jump."""
-        return self._with_jump(self.folder)
+        """The folder's name; with the bundle's before it for a bundle's model."""
+        return self._with_jump(f"{self.path.parent.name}/{self.path.name}" if self.shipped else self.path.name)
 
     @property
     def method(self) -> str:

@@ -52,12 +52,9 @@ def main(desk: Desk, settings: MainSettings) -> Table:
 def steps_of(settings: MainSettings, desk: Desk, run: TrainedRun) -> tuple[int, ...]:
     """The step counts of a run: as asked, as measured before if the texts are still there, or the paper's."""
     kept = desk.measured if (desk.runs.home / "report" / "cells").is_dir() else {}
-    steps = settings.steps or tuple(kept.get("steps", ())) or (4, 8, 16, 32)
-    if not run.many_step:
-        return steps
-    if settings.teacher_steps or settings.steps:
-        return settings.teacher_steps or steps
-    return tuple(kept.get("teacher_steps") or steps) if kept else (*steps, 256)
+    few = settings.steps or tuple(kept.get("steps", ())) or (4, 8, 16, 32)
+    many = tuple(kept.get("teacher_steps") or few) if kept else (*few, 256)
+    return (settings.teacher_steps or settings.steps or many) if run.many_step else few
 
 
 def scaling(desk: Desk, settings: ScalingSettings) -> Table:
