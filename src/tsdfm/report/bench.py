@@ -40,8 +40,7 @@ from tsdfm.report.settings import MeasureSettings
 from tsdfm.samples.guide import Guide
 from tsdfm.samples.model import TextModel, load
 from tsdfm.settings import to_dict
-from tsdfm.store.files import file_sha256
-from tsdfm.store.manifest import NAME as MANIFEST
+from tsdfm.store.manifest import input_sha256
 from tsdfm.tokens.rows import TokenRows
 
 SCORES = "scores.jsonl"
@@ -138,7 +137,7 @@ class Bench:
         """The row of held-out text, measured the same way."""
         rows = TokenRows(tokens, "valid")
         picks = spread(len(rows), self.asked.samples)
-        key = {"method": REAL, "tokens": file_sha256(tokens / MANIFEST)[:16], "samples": len(picks), "rows": "spread"}
+        key = {"method": REAL, "tokens": input_sha256(tokens)[:16], "samples": len(picks), "rows": "spread"}
         cell = self.cells.get(key, lambda: read_rows(rows, picks, key, self.asked.device))
         return replace(self.judged(cell), compass_calls=None)
 

@@ -74,26 +74,27 @@ class Desk(Bench):
         """The row of a run's cell with its collapse marked; `name` is what it calls the method."""
         row = super().row(run, cell, guide=guide, name=name)
         self.say(spoken(row))
-        return row.against(self.real()) if self.runs.tokens is not None else row
+        return row.against(self.real())
 
     def rows(self, run: TrainedRun, steps: tuple[int, ...]) -> list[Row]:
         """The rows of a run at several step counts."""
         return [self.row(run, self.cell(run, at)) for at in steps]
 
     @cached_property
-    def _real(self) -> Row:
-        return self.target(self.runs.tokens_or_refuse())
+    def _real(self) -> Row | None:
+        return self.target(self.runs.tokens) if self.runs.tokens is not None else None
 
-    def real(self, judge: str | None = None) -> Row:
-        """The row of held-out text, under the first judge or another."""
-        return self._real.under(judge) if judge else self._real
+    def real(self, judge: str | None = None) -> Row | None:
+        """The row of held-out text, if there is such text, under the first judge or another."""
+        return self._real.under(judge) if self._real and judge else self._real
 
     def add_target(self, table: Table, judge: str | None = None, **more: Any) -> None:
         """The row of held-out text, before what is quoted from the paper."""
-        if self.runs.tokens is None:
+        real = self.real(judge)
+        if real is None:
             table.notes.append("no held-out text was found, so no row could be checked for collapse")
             return
-        plain = self.real(judge).plain()
+        plain = real.plain()
         kept = ("ppl", "ppl_interval", "entropy_bits", "entropy_interval", "valid", "bigram_entropy_bits")
         found: Plain = {"source": "", "method": REAL, "origin": "", **{name: plain.get(name) for name in kept}, **more}
         ours = [i for i, other in enumerate(table.rows) if not other.get("paper")]

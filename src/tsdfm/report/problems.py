@@ -22,8 +22,7 @@ from tsdfm.judges.answers import equations, number_in, pass_at, right
 from tsdfm.report.bench import spread
 from tsdfm.report.cells import Cell, Prefixes
 from tsdfm.report.rows import Plain
-from tsdfm.store.files import file_sha256
-from tsdfm.store.manifest import NAME as MANIFEST
+from tsdfm.store.manifest import input_sha256
 from tsdfm.tokens.rows import TokenRows
 
 MOST_KNOWN = 100_000  # training answers that the chance level is counted from
@@ -64,7 +63,7 @@ def held_out_problems(rows: TokenRows, most: int | None) -> Problems:
     picks = spread(len(rows), most or len(rows))
     prompts, answers = zip(*texts_of(rows, picks), strict=True)
     taken, given = torch.from_numpy(rows.take(picks).astype("int64")), torch.from_numpy(rows.given(picks).sum(1))
-    key = {"tokens": file_sha256(rows.folder / MANIFEST)[:16], "rows": "spread", "problems": len(picks)}
+    key = {"tokens": input_sha256(rows.folder)[:16], "rows": "spread", "problems": len(picks)}
     return known_answers(Problems(key, prompts, answers, taken, given), str(rows.folder))
 
 
@@ -81,7 +80,7 @@ def problems_in(path: Path, rows: TokenRows, prompt: str, field: str, most: int 
             made.append(ids + [rows.end_of_text] * (rows.length - len(ids)))
     if not kept:
         raise UserError(f"no problem in {path} fits a row of {rows.length} tokens with room for its answer")
-    key = {"file": file_sha256(path)[:16], "fields": [prompt, field], "problems": len(found), "length": rows.length}
+    key = {"file": input_sha256(path)[:16], "fields": [prompt, field], "problems": len(found), "length": rows.length}
     chosen = [found[number] for number in kept]
     prompts, answers = tuple(one.prompt for one in chosen), tuple(one.text for one in chosen)
     tokens = (torch.tensor(made), torch.tensor(given))

@@ -25,8 +25,8 @@ from torch import Tensor
 
 from tsdfm.report.cells import Cell
 from tsdfm.report.rows import Plain
-from tsdfm.store.files import file_sha256, write_json
-from tsdfm.store.manifest import NAME as MANIFEST
+from tsdfm.store.files import write_json
+from tsdfm.store.manifest import input_sha256
 from tsdfm.store.schema import Count, read_record
 from tsdfm.tokens.rows import TokenRows, count_tokens
 
@@ -118,7 +118,7 @@ class Counts(TypedDict):
 
 def data_counts(tokens: Path, cells: Path | None = None) -> Tensor:
     """Tokens of the training split [V], counted as `counts_of` does, and kept in `cells` if that is given."""
-    path = cells / f"unigram-{file_sha256(tokens / MANIFEST)[:16]}.json" if cells is not None else None
+    path = cells / f"unigram-{input_sha256(tokens)[:16]}.json" if cells is not None else None
     if path is not None and path.is_file():
         return torch.tensor(read_record(path, Counts)["counts"], dtype=torch.int64)
     found = count_tokens(TokenRows(tokens, "train"))

@@ -128,10 +128,8 @@ def valid_columns(steps: Iterable[int]) -> list[Column]:
 
 def add_target(desk: Desk, table: Table, judge: str | None = None) -> None:
     """Held-out text, the same in every column of ours."""
-    more: Plain = {}
-    if desk.runs.tokens is not None:
-        row = desk.real(judge)
-        steps = [column.name.removeprefix("at_") for column in table.columns]
-        for at in (at for at in steps if at.isdecimal() and at != str(MANY)):
+    more, row = Plain(), desk.real(judge)
+    for at in [column.name.removeprefix("at_") for column in table.columns]:
+        if row and at.isdecimal() and at != str(MANY):
             more |= {f"at_{at}": pair(row), f"valid_{at}": row.valid.value if row.valid else None}
     desk.add_target(table, judge, **more)

@@ -45,7 +45,8 @@ def run(desk: Desk, settings: DiversitySettings) -> Table:
         made = desk.model(model)
         for steps, t_mid in ((steps, t) for steps in settings.steps for t in settings.times):
             found = diversity(completions(made, desk.asked, steps, t_mid, settings), made.tokenizer.end_of_text)
-            low = desk.runs.tokens is not None and found["entropy_bits"] < desk.real().entropy - COLLAPSE
+            real = desk.real()
+            low = real is not None and found["entropy_bits"] < real.entropy - COLLAPSE
             marks = ["entropy_bits", "self_bleu"] if low else []
             table.add(**desk.about(model), steps=steps, t_mid=t_mid, **found, collapsed=low, marks=marks)
             desk.say(f"{model.name}: {steps} steps, t = {t_mid:g}, self-BLEU {found['self_bleu']:.3f}")

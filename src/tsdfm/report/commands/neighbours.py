@@ -9,7 +9,6 @@ sweep of the temperature: narrower text is likelier under any judge, so only fig
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from tsdfm.charts import figure
@@ -46,13 +45,13 @@ def run(desk: Desk, settings: NeighboursSettings) -> Table:
     if desk.runs.tokens is not None and desk.networks():
         real, _ = held_out(TokenRows(desk.runs.tokens, "valid"), desk.asked.samples)
     rows, points = list[Plain](), list[Row]()
-    bits = desk.real().entropy if desk.runs.tokens is not None else math.nan
+    target = desk.real()
     for model in desk.runs.models:
         mine = [neighbour(desk, model, steps, control, real) for steps in settings.steps]
         if settings.curves:
             line = control if model is chosen else swept(desk, model, at, settings.temperatures)
             points += [row for row, _ in line.cells]
-            mine[0]["at_real"] = line.at(bits)
+            mine[0]["at_real"] = line.at(target.entropy) if target else None
         rows += mine
     judged = [VALID if desk.asked.world else PPL, *judge_columns(desk.judge_names()[1:])]
     matched = [*([AT_REAL] if settings.curves else []), AT_OWN, MAUVE if len(real) >= FEWEST else BIGRAMS]
@@ -66,12 +65,12 @@ def run(desk: Desk, settings: NeighboursSettings) -> Table:
         *([REAL_NOTE] if settings.curves else []),
         "NFE: network passes of a text, the mean where it is an outcome; tokens seen: of what it started from, and own",
     ]
-    desk.add_target(table, entropy_nats=desk.real().plain()["entropy_nats"] if desk.runs.tokens else None)
+    desk.add_target(table, entropy_nats=target.plain()["entropy_nats"] if target else None)
     table.about |= {"reference": control.label, "temperatures": list(settings.temperatures)}
     bounds(desk)
     if points:
         table.about["points"] = [point_of(row) for row in points]
-        draw(desk, points, at)
+        draw(desk, points, target, at)
     return table
 
 
@@ -110,12 +109,11 @@ def reference_of(runs: RunSet, name: str) -> TrainedRun:
     return known[name] if name else runs.models[0]
 
 
-def draw(desk: Desk, points: Sequence[Row], steps: int) -> None:
+def draw(desk: Desk, points: Sequence[Row], real: Row | None, steps: int) -> None:
     """The figure: perplexity against entropy at one step count, a chart a source, a curve a method.
 
     Only a method's own jump has a curve, and only near the entropy of held-out text: the table has the rest.
     """
-    real = desk.real() if desk.runs.tokens is not None else None
     own = [row for row in points if "@" not in row.method]
     shown = own if real is None else [row for row in own if abs(row.entropy - real.entropy) <= NEAR]
     charts = [chart for some in frontier_charts(shown, real, "entropy_bits").values() for chart in some]

@@ -13,8 +13,7 @@ from tsdfm.report.desk import Desk
 from tsdfm.report.rows import REAL, Plain, Row
 from tsdfm.report.settings import PrefixSettings
 from tsdfm.report.table import ENTROPY, METHOD, ORIGIN, PPL, SOURCE, STEPS, VALID, Column, Table
-from tsdfm.store.files import file_sha256
-from tsdfm.store.manifest import NAME as MANIFEST
+from tsdfm.store.manifest import input_sha256
 from tsdfm.tokens.rows import TokenRows
 
 UNSAMPLED = ("length", "temperature", "top_p", "jump", "precision", "seed", "hardware", "compass_calls", "guide",
@@ -72,7 +71,7 @@ def prefixes_of(tokens: TokenRows, settings: PrefixSettings, samples: int) -> Pr
     if not found:
         raise UserError("no held-out text is longer than the prefix: give fewer --prefix-tokens")
     _, rows, given, ends = zip(*sorted(found, key=lambda one: one[0]), strict=True)
-    sha256 = file_sha256(tokens.folder / MANIFEST)[:16]
+    sha256 = input_sha256(tokens.folder)[:16]
     key = {"tokens": sha256, "rows": "spread", "share": settings.share, "prefix_tokens": settings.prefix_tokens}
     return Prefixes(key, torch.stack(rows), torch.tensor(given), torch.tensor(ends))
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from html import escape
 from pathlib import Path
-from typing import NamedTuple
 
 from tsdfm import __version__, terminal
 from tsdfm.report.commands.compass import validation_table
@@ -18,7 +18,7 @@ from tsdfm.report.page.ways import player_data, players
 from tsdfm.report.rows import REAL, Plain, Row
 from tsdfm.report.settings import PageSettings
 from tsdfm.report.summary import by_steps, every_row, with_interval
-from tsdfm.report.table import Column, Table, markdown_escape
+from tsdfm.report.table import BETTER, PPL, VALID, Column, Table, markdown_escape
 from tsdfm.store.files import write_text
 
 SHARED = {"judge": "judge", "texts a row": "samples", "tokens a text": "length", "sampling seed": "seed",
@@ -28,19 +28,6 @@ SHARED = {"judge": "judge", "texts a row": "samples", "tokens a text": "length",
 GROUPS = ("Teachers", "Compasses", "Students and others")
 STAGES = {"folder": "folder", "stage": "stage", "made": "made", "seed": "seed", "steps": "steps",
           "weights": "weights, sha256", "inputs": "made from"}  # fmt: skip
-
-
-class Measure(NamedTuple):
-    """What the headline counts."""
-
-    name: str
-    title: str
-    form: str
-    best: Callable[..., Row]
-
-    def of(self, row: Row) -> str | None:
-        """Its text of a row, with the interval."""
-        return with_interval(getattr(row, self.name), self.form)
 
 
 def build_page(folder: str | Path) -> Path:
@@ -67,8 +54,7 @@ def run(settings: PageSettings) -> Path:
 def page_of(found: Gathered) -> str:
     """The report as HTML."""
     styles, groups, name = found.styles(), players(found.ways), found.folder.resolve().name
-    stories = any(row.valid for row in found.made)
-    first = Measure("valid", "Valid stories", ".1%", max) if stories else Measure("ppl", "Perplexity", ".2f", min)
+    first = replace(VALID, format=".1%") if any(row.valid for row in found.made) else PPL
     kinds = {kind: [s for s in found.stages if s.lines and group_of(s) == kind] for kind in GROUPS}
     curves = {kind: charts.training(kind, runs) for kind, runs in kinds.items()}
     steered, tables = {stage.name: charts.navigation(stage) for stage in found.stages}, headline(found, first)
@@ -79,7 +65,8 @@ def page_of(found: Gathered) -> str:
         name=name,
         found=found,
         styles=styles,
-        first=first,
+        first=first.label.capitalize(),
+        told=lambda row: told(row, first),
         charts={
             "quality": {source: charts.quality(found, source) for source in found.sources},
             "frontier": {entropy: charts.frontier(found, entropy) for entropy in charts.ENTROPIES},
@@ -123,19 +110,23 @@ def compared(found: Gathered) -> str:
     return f"{', '.join(words)}.".capitalize()
 
 
-def headline(found: Gathered, first: Measure) -> list[Table]:
+def told(row: Row, column: Column) -> str | None:
+    """The figure of a row that a column shows, with its interval."""
+    return with_interval(getattr(row, column.name), column.format)
+
+
+def headline(found: Gathered, first: Column) -> list[Table]:
     """Methods by steps, a table for each source with held-out text last; `best` of a row are its bold columns."""
-    out = []
+    out, better = [], max if BETTER[first.label] == "higher" else min
     for source in found.sources:
-        rows = [row for row in found.made if row.source == source and first.of(row)]
-        table = by_steps(rows, first.of)
-        table.title, table.columns = f"{first.title} by network passes, {source} source", table.columns[1:]
+        rows = [row for row in found.made if row.source == source and told(row, first)]
+        table = by_steps(rows, lambda row: told(row, first))
+        table.title, table.columns = f"{first.label.capitalize()} by network passes, {source} source", table.columns[1:]
         for at in {row.steps for row in rows}:
-            best = first.best((row for row in rows if row.steps == at), key=lambda row: getattr(row, first.name).value)
-            bold = first.of(best)
-            for row in table.rows:
-                row.setdefault("best", []).extend([str(at)] if row.get(str(at)) == bold else [])
-        if found.real and (target := first.of(found.real)):
+            best = better((row for row in rows if row.steps == at), key=lambda row: getattr(row, first.name).value)
+            for line in table.rows:
+                line.setdefault("best", []).extend([str(at)] if line.get(str(at)) == told(best, first) else [])
+        if found.real and (target := told(found.real, first)):
             table.add(method=REAL, **{column.name: target for column in table.columns[1:]})
         out += [table] if rows else []
     return out
