@@ -27,7 +27,7 @@ from tsdfm.metrics.ngrams import TextStats, entropy_bits
 from tsdfm.report.bench import Bench, bias_key, judge_stories, spread
 from tsdfm.report.cells import Cells, load_cell, written
 from tsdfm.report.measure import run
-from tsdfm.report.rows import Row, marked, rows_in
+from tsdfm.report.rows import Row, rows_in
 from tsdfm.report.runs import run_at
 from tsdfm.report.settings import MeasureSettings
 from tsdfm.report.summary import closing
@@ -190,10 +190,9 @@ def test_more_than_one_bit_under_real_text_is_collapsed() -> None:
     def row(method: str, bits: float) -> Row:
         return Row(method=method, text=TextStats(entropy_bits=Estimate(bits)))
 
-    rows = [row("a", bits) for bits in (4.0, 3.01, 2.99)]
-    found = marked([*rows, row("held-out text", 4.0)])
-    assert [one.collapsed for one in found] == [False, False, True, False]
-    assert [one.collapsed for one in marked(found[:3])] == [False, False, False]  # nothing to compare with
+    rows, target = [row("a", bits) for bits in (4.0, 3.01, 2.99)], row("held-out text", 4.0)
+    assert [one.against(target).collapsed for one in (*rows, target)] == [False, False, True, False]
+    assert [one.against(None).collapsed for one in rows] == [False, False, False]  # nothing to compare with
 
 
 def test_padding_goes_and_only_padding() -> None:

@@ -176,8 +176,8 @@ def load_cell(path: Path) -> Cell:
         check(list[str], plain.get("tokens"), "tokens")
         plain["tokens"] = [[int(word) for word in row.split()] for row in plain["tokens"]]
         check(Cell, plain)
-        if any(len(row) != plain["length"] for row in plain["tokens"]):
-            raise Wrong(f"a row has not the {plain['length']} tokens of the others")
+        if any(len(row) != plain["length"] for row in plain["tokens"]) or len(plain["tokens"]) != len(plain["texts"]):
+            raise Wrong(f"there are not {plain['length']} tokens of every text")
         return Cell(**{f.name: plain[f.name] for f in fields(Cell) if f.name in plain})
     except ValueError as problem:
         raise UserError(f"{path} is damaged ({problem}): remove it, and it is made again") from None

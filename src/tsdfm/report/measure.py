@@ -22,7 +22,7 @@ from tsdfm.report.bench import Bench
 from tsdfm.report.cells import Cells
 from tsdfm.report.desk import Desk, spoken
 from tsdfm.report.desk import run as make_table
-from tsdfm.report.rows import marked, rows_in
+from tsdfm.report.rows import rows_in
 from tsdfm.report.runs import run_at
 from tsdfm.report.settings import FrontierSettings, MeasureRunsSettings, MeasureSettings
 from tsdfm.report.summary import by_steps, every_row, texts_of
@@ -89,7 +89,8 @@ def run(settings: MeasureSettings, models: Sequence[Path], tokens: Path, out: Pa
                 console.print(spoken(rows[-1]), highlight=False, soft_wrap=True)
         if not verbose:
             console.print(f"{model.name}: {', '.join(map(str, settings.steps_of(model)))} steps", highlight=False)
-    rows = marked([*rows, bench.target(tokens)])
+    target = bench.target(tokens)
+    rows = [row.against(target) for row in (*rows, target)]
     write_json(out / "metrics.json", [row.plain() for row in rows])
     names = [str(path) if [p.name for p in models].count(path.name) > 1 else path.name for path in models]
     inputs = {name: on_disk(run_at(path).path, name, "student") for name, path in zip(names, models, strict=True)}

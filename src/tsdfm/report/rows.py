@@ -7,7 +7,7 @@ and `x_interval`, and the figures of the first judge (of the story world, where 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar, get_type_hints
@@ -152,7 +152,7 @@ def rows_in(path: Path) -> list[Row]:
 def rows_of(found: Any, path: Path) -> list[Row]:
     """Rows from the file at `path`."""
     try:
-        check(list[Any], found)
+        check(list[Plain], found)
         return [Row.read(row) for row in found]
     except Wrong as problem:
         raise UserError(f"{path} is damaged ({problem}): {MEND}") from None
@@ -205,10 +205,3 @@ def finite_or_none(value: Any) -> Any:
 def finite(value: object) -> bool:
     """Is it a number that can be shown?"""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def marked(rows: Iterable[Row]) -> list[Row]:
-    """Rows with those that have collapsed marked, by the row of held-out text among them."""
-    known = list(rows)
-    target = next((row for row in known if row.method == REAL), None)
-    return [row.against(target) for row in known]
