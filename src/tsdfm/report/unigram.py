@@ -18,16 +18,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
 
 import torch
 from torch import Tensor
 
 from tsdfm.report.cells import Cell
 from tsdfm.report.rows import Plain
-from tsdfm.store.files import write_json
+from tsdfm.store.files import read_json, write_json
 from tsdfm.store.manifest import input_sha256
-from tsdfm.store.schema import Count, read_record
+from tsdfm.store.schema import Count, checked
 from tsdfm.tokens.rows import TokenRows, count_tokens
 
 SUFFIX = "+ unigram bias"
@@ -110,17 +109,11 @@ def counts_of(cell: Cell, vocab: int) -> Tensor:
     return torch.stack([torch.bincount(half.reshape(-1), minlength=vocab) for half in (rows[::2], rows[1::2])])
 
 
-class Counts(TypedDict):
-    """What the file of counts holds."""
-
-    counts: list[Count]
-
-
 def data_counts(tokens: Path, cells: Path | None = None) -> Tensor:
     """Tokens of the training split [V], counted as `counts_of` does, and kept in `cells` if that is given."""
     path = cells / f"unigram-{input_sha256(tokens)[:16]}.json" if cells is not None else None
     if path is not None and path.is_file():
-        return torch.tensor(read_record(path, Counts)["counts"], dtype=torch.int64)
+        return torch.tensor(checked(read_json(path).get("counts"), list[Count], path), dtype=torch.int64)
     found = count_tokens(TokenRows(tokens, "train"))
     if path is not None:
         write_json(path, {"what": "tokens of the training split", "counts": found.tolist()})

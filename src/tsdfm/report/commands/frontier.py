@@ -156,10 +156,9 @@ class Frontier:
             "definition": settings.definition,
             "temperatures": list(settings.temperatures),
         }
-        real = desk.real(judge) if target else None
         hint = "At equal entropy, lower is better. Filled marks: temperature 1."
         for suffix, entropy in zip(("", "-bigrams"), ENTROPIES, strict=True):
-            drawn = frontier_charts([row for _, row in shown], real, entropy, self.ppl)
+            drawn = frontier_charts([row for _, row in shown], desk.real(judge), entropy, self.ppl)
             label = f"Perplexity against {ENTROPIES[entropy]}"
             write_text(desk.report / f"{name}{suffix}.svg", figure([*drawn.values()], label, hint))
         return table

@@ -5,15 +5,15 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any, NotRequired, TypedDict
 
 from tsdfm.errors import UserError
 from tsdfm.report.desk import Desk
+from tsdfm.report.page.gather import has_lists
 from tsdfm.report.rows import Plain, finite
 from tsdfm.report.runs import TrainedRun
 from tsdfm.report.settings import OverheadSettings
 from tsdfm.report.table import METHOD, ORIGIN, SOURCE, Column, Table
-from tsdfm.store.schema import read_record
+from tsdfm.store.files import read_json
 
 COLUMNS = [
     SOURCE,
@@ -85,21 +85,15 @@ def steps_in(line: Plain, before: Plain) -> int:
     return min(whole, round(whole * spent))
 
 
-class Benchmark(TypedDict):
-    """What is read of a file of benchmarks."""
-
-    hardware: NotRequired[str | None]
-    rows: NotRequired[list[dict[str, Any]]]
-
-
 def benchmark_rows(path: Path) -> list[Plain]:
     """The rows of a `student.json` of `python -m benchmarks`: steps timed in turns, on the machine the file names."""
-    found = read_record(path, Benchmark)
+    found = read_json(path)
     origin = f"benchmark, {found.get('hardware')}"
     rows = [
         {"method": row["step"], "origin": origin, "batch": row.get("batch"), "ms": row["ms"], "ratio": row["to fs-dfm"]}
-        for row in found.get("rows", ())
-        if isinstance(row.get("step"), str) and all(finite(row.get(name)) for name in ("ms", "to fs-dfm"))
+        for row in (found["rows"] if has_lists(found, "rows") else ())
+        if isinstance(row, dict) and isinstance(row.get("step"), str)
+        if all(finite(row.get(name)) for name in ("ms", "to fs-dfm"))
     ]
     if not rows:
         raise UserError(f"{path} times no student's step: give the student.json of `python -m benchmarks`")
