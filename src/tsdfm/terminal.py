@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,6 +69,18 @@ def console(*, stderr: bool = False, width: int | None = None) -> Console:
     from rich.console import Console
 
     return Console(stderr=stderr, width=width, quiet=quiet())
+
+
+@contextlib.contextmanager
+def progress(what: str, *, silent: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal, nothing elsewhere; the function it gives is told how many are done, and of how many."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=silent or not console.is_terminal) as bar:
+        job = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(job, completed=done, total=total)
 
 
 SAFE = "\n\t\u200c\u200d"  # lines, tabs, and what joins or parts letters within a word

@@ -10,21 +10,18 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.progress import Progress
 from torch import Tensor
 
 from tsdfm.corpus.story_judge import judge as read_story
 from tsdfm.corpus.world import World, world_named
 from tsdfm.judges import Judge
-from tsdfm.judges.base import OnDone, Score
+from tsdfm.judges.base import Score
 from tsdfm.judges.cache import book_at
 from tsdfm.judges.causal import CausalJudge
 from tsdfm.judges.load import judge_named
@@ -41,6 +38,7 @@ from tsdfm.samples.guide import Guide
 from tsdfm.samples.model import TextModel, load
 from tsdfm.settings import to_dict
 from tsdfm.store.manifest import input_sha256
+from tsdfm.terminal import progress
 from tsdfm.tokens.rows import TokenRows
 
 SCORES = "scores.jsonl"
@@ -171,7 +169,7 @@ def scores_of(
     judge: Judge, texts: Sequence[str], prefixes: Sequence[str] | None, kept: Path | None, what: str
 ) -> list[Score]:
     """A judge's scores of texts, by way of the file that keeps them if there is one; `what` stands beside the bar."""
-    with progress(what, len(texts)) as on_done:
+    with progress(what) as on_done:
         if kept is None:
             return judge.score(texts, prefixes=prefixes, on_done=on_done)
         return book_at(kept).score(judge, texts, prefixes, on_done=on_done)
@@ -207,7 +205,7 @@ def sample(
     """Sample a cell."""
     asked = {name: key[name] for name in ("steps", "seed", "temperature", "top_p", "jump")}
     asked |= {} if prefixes is None else {"given": prefixes.given_rows()}
-    with progress(f"{key['method']}, {key['source']}: {key['steps']} passes", key["samples"]) as on_batch:
+    with progress(f"{key['method']}, {key['source']}: {key['steps']} passes") as on_batch:
         found = made.sample(key["samples"], **asked, on_batch=on_batch, guide=guide, bias=bias)
     about: Plain = {"compass_calls": found.compass_calls, "navigation": dict(found.navigation), "nfe": found.nfe}
     place = made.velocity.spec.anchor, made.tokenizer, made.velocity.device
@@ -251,15 +249,6 @@ def guide_key(guide: Guide | None) -> Plain | None:
         del navigate["blocks"]  # without effect; cells were kept before there was such a setting
     compass = getattr(guide.compass, "sha256", "")[:16] or None
     return {"policy": guide.policy, "compass": compass, "navigate": navigate}
-
-
-@contextmanager
-def progress(what: str, total: int) -> Iterator[OnDone]:
-    """A bar on a terminal, nothing elsewhere."""
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        job = bar.add_task(what, total=total)
-        yield lambda done, _: bar.update(job, completed=done)
 
 
 def stats_of(rows: Sequence[Tensor]) -> TextStats:

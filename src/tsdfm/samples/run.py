@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import Progress
 
 from tsdfm.errors import UserError
 from tsdfm.samples.defaults import SampleDefaults, manner_of
@@ -20,7 +19,7 @@ from tsdfm.samples.settings import SampleSettings
 from tsdfm.samples.trajectory import Trajectory
 from tsdfm.store.bundle import default_model
 from tsdfm.store.files import write_text
-from tsdfm.terminal import visible
+from tsdfm.terminal import progress, visible
 
 
 def show_texts(samples: Samples) -> None:
@@ -86,9 +85,7 @@ def generate(
     scorer = None
     if settings.compass is not None and guide is None:
         scorer = compass_for(settings.compass, model.velocity, "the model to be scored")
-    silent = on_pass is not None or not Console(stderr=True).is_terminal
-    with Progress(console=Console(stderr=True), transient=True, disable=silent) as bar:
-        job = bar.add_task(f"{manner.steps} passes", total=None)
+    with progress(f"{manner.steps} passes", silent=on_pass is not None) as on_batch:
         return model.sample(
             manner.n,
             manner.steps,
@@ -104,7 +101,7 @@ def generate(
             stride=settings.stride,
             long=settings.long,
             trajectory=settings.watched,
-            on_batch=lambda done, of: bar.update(job, completed=done, total=of),
+            on_batch=on_batch,
             on_pass=on_pass,
             guide=guide,
             compass=scorer,
