@@ -9,8 +9,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from tsdfm import terminal
 from tsdfm.distil.settings import NavigateSettings
 from tsdfm.errors import UserError
@@ -68,7 +66,7 @@ class Desk(Bench):
     def say(self, line: str) -> None:
         """A line on what has been done, for those who want to see it."""
         if self.settings.verbose:
-            Console(stderr=True).print(line, highlight=False, soft_wrap=True)
+            terminal.say(line)
 
     def row(self, run: TrainedRun, cell: Cell, *, name: str | None = None, guide: Guide | None = None) -> Row:
         """The row of a run's cell with its collapse marked; `name` is what it calls the method."""

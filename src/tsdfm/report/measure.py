@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
-
 from tsdfm import terminal
 from tsdfm.engine.distributed import Processes, join
 from tsdfm.report.bench import Bench
@@ -80,15 +78,15 @@ def run(settings: MeasureSettings, models: Sequence[Path], tokens: Path, out: Pa
 
     Prints a line a model; with `verbose` a line a cell, a text of each, and every table.
     """
-    console, bench, rows = Console(stderr=True), Bench(settings, Cells(out / "cells")), []
+    bench, rows = Bench(settings, Cells(out / "cells")), []
     for path in models:
         model = run_at(path)
         for steps in settings.steps_of(model):
             rows.append(bench.row(model, bench.cell(model, steps)))
             if verbose:
-                console.print(spoken(rows[-1]), highlight=False, soft_wrap=True)
+                terminal.say(spoken(rows[-1]))
         if not verbose:
-            console.print(f"{model.name}: {', '.join(map(str, settings.steps_of(model)))} steps", highlight=False)
+            terminal.say(f"{model.name}: {', '.join(map(str, settings.steps_of(model)))} steps")
     target = bench.target(tokens)
     rows = [row.against(target) for row in (*rows, target)]
     write_json(out / "metrics.json", [row.plain() for row in rows])
@@ -97,7 +95,7 @@ def run(settings: MeasureSettings, models: Sequence[Path], tokens: Path, out: Pa
     write_manifest(out, stage="report", settings=settings, inputs={"tokens": tokens, **inputs})
     if verbose:
         for line in texts_of(rows, len(rows)):
-            console.print(line, highlight=False, soft_wrap=True, markup=False)
+            terminal.say(line)
         every_row(rows).show()
     if settings.frontier:
         shared = ("samples", "seed", "top_p", "jump", "judges", "device", "temperatures", "control", "definition")
