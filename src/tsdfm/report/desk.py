@@ -104,7 +104,7 @@ class Desk(Bench):
         place = compass or self.runs.compass_for(run)
         if place is None and policy != "blind" and navigate.selector != "random":
             raise UserError(f"no compass of the {run.source} source in {self.runs.home}: give --compass")
-        return guide_from(policy, place if policy != "blind" else None, navigate, self.model(run).velocity)
+        return guide_from(policy, place, navigate, self.model(run).velocity)
 
     def about(self, run: TrainedRun) -> Plain:
         """The fields that say which run a row is of."""
