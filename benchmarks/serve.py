@@ -39,7 +39,7 @@ from tsdfm.samples.model import load
 from tsdfm.serve.app import create_app
 from tsdfm.serve.intake import SLOW, Intake, Limits, Tally
 from tsdfm.serve.remote import BEAT, Remote
-from tsdfm.serve.served import Served, ready
+from tsdfm.serve.served import Served, fitted, ready
 from tsdfm.serve.settings import ServeSettings
 from tsdfm.serve.worker import Worker
 from tsdfm.settings import ModelPath, option
@@ -62,7 +62,7 @@ class ServeBenchmark:
     requests: int = option(64, "requests of each measurement, one text each; on a GPU eight times as many")
     clients: int = option(64, "clients that ask at once, each again when it is answered")
     rows: int | None = option(None, "texts in the running batch; none: 8 on a CPU, 32 on a GPU")
-    shapes: tuple[int, ...] = option((), "batch shapes; empty: one row on a CPU, powers of two up to `rows` on a GPU")
+    shapes: tuple[int, ...] = option((), "batch shapes; empty: those of `tsdfm serve`")
     steps: int = option(8, "network passes of a text")
     load: float = option(0.7, "requests that come in a second, as a share of what is written offline")
     quick: str = option("auto", "auto, compile, record or off, as for `tsdfm serve`")
@@ -144,7 +144,6 @@ def model_of(settings: ServeBenchmark, rows: int) -> Served:
     """The model, in batches of the shapes that are asked for."""
     device = world(settings.device).device
     quick = "compile" if settings.quick == "auto" and device.type == "cuda" else settings.quick
-    usual = (1,) if device.type == "cpu" else tuple(1 << k for k in range(rows.bit_length()))
     defaults = SampleDefaults(steps=settings.steps)
     if settings.model is None and device.type == "cuda":
         sizes = SamplingBenchmark(preset=settings.preset, vocab=settings.vocab, length=settings.length)
@@ -152,7 +151,7 @@ def model_of(settings: ServeBenchmark, rows: int) -> Served:
     else:
         path = settings.model or default_model()
         model, name = load(path, settings.device), path.name
-    return Served(name, ready(model, quick), defaults, shapes=settings.shapes or usual)
+    return fitted(Served(name, ready(model, quick), defaults, shapes=settings.shapes), rows)
 
 
 def texts_a_second(served: Served, settings: ServeBenchmark, batch: int, texts: int | None = None) -> float:
