@@ -203,34 +203,31 @@ class Served:
         """
         if not self.found:
             several = len(self.shapes) > 1
-            self.found.append(all(map(self.as_alone, self.shapes)) if several and self.by_row else self.at_any_place())
+            self.found.append((self.by_row and self.as_alone()) if several else self.at_any_place())
         return self.found[0]
 
     def at_any_place(self) -> bool:
         """Does a row round alike at all places of a batch?"""
-        if len(self.shapes) > 1:
-            return False
-        here = self.looked_at(self.shapes[0], 0)
-        return torch.equal(here, self.looked_at(self.shapes[0], 1).roll(-1, 0))
+        rows = [*range(self.shapes[0])]
+        return torch.equal(self.looked_at(rows), self.looked_at([*rows[1:], 0]).roll(1, 0))
 
-    def as_alone(self, shape: int) -> bool:
-        """Does a row round in every place of a batch of a shape as it does alone?"""
-        alone = torch.cat([self.looked_at(1, place, shape) for place in range(shape)])
-        return torch.equal(alone, self.looked_at(shape, 0))
+    def as_alone(self) -> bool:
+        """Does a row round in batches of every shape as it does alone?"""
+        alone = torch.cat([self.looked_at([row]) for row in range(max(self.shapes))])
+        return all(torch.equal(alone[:shape], self.looked_at(range(shape))) for shape in self.shapes if shape > 1)
 
     @torch.no_grad()
-    def looked_at(self, shape: int, first: int, rows: int | None = None) -> Tensor:
-        """Logits [shape, …] at the first places of rows first, first + 1, … of `rows` (none: `shape`), going round."""
-        spec, count = self.model.velocity.spec, rows or shape
-        noise = RowNoise(0, torch.arange(count, device=self.device))
-        drawn = (noise.uniform((count, spec.length)), noise.uniform((count,)), noise.uniform((count,)))
-        x, t, h = (y.roll(first if rows is None else -first, 0)[:shape] for y in drawn)
-        places = torch.arange(spec.length * shape, device=self.device).view(shape, -1)[:, :64].flatten()
-        look = self.at(shape).look
+    def looked_at(self, numbers: Sequence[int]) -> Tensor:
+        """Logits [B, …] at some places of random rows of these numbers, by a batch of so many."""
+        spec, rows = self.model.velocity.spec, len(numbers)
+        noise = RowNoise(0, torch.tensor(numbers, device=self.device))
+        x = (noise.uniform((rows, spec.length)) * spec.vocab).long()
+        t, h = noise.uniform((rows,)).float(), noise.uniform((rows,)).float()
+        places = torch.arange(spec.length * rows, device=self.device).view(rows, -1)[:, :64]
         with autocast(self.model.bf16, self.device):
-            read = look((x * spec.vocab).long(), t.float(), h.float())
-            parts = places.view(shape, -1) if self.by_row else [places]
-            return torch.cat([read(part) for part in parts]).view(shape, -1)
+            read = self.at(rows).look(x, t, h)
+            parts = [read(part) for part in (places if self.by_row else [places.flatten()])]
+        return torch.cat(parts).view(rows, -1)
 
     def warm(self) -> None:
         """Run every shape as often as it takes to compile and record it; a text by itself with and without a prompt."""
