@@ -227,7 +227,7 @@ class Served:
         with autocast(self.model.bf16, self.device):
             read = self.at(rows).look(x, t, h)
             parts = [read(part) for part in (places if self.by_row else [places.flatten()])]
-        return torch.cat(parts).view(rows, -1)
+        return torch.cat(parts).reshape(rows, -1)
 
     def warm(self) -> None:
         """Run every shape as often as it takes to compile and record it; a text by itself with and without a prompt."""
