@@ -22,10 +22,11 @@ import socket
 import statistics
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,7 +40,7 @@ from tsdfm.samples.model import load
 from tsdfm.serve.app import create_app
 from tsdfm.serve.intake import SLOW, Intake, Limits, Tally
 from tsdfm.serve.remote import BEAT, Remote
-from tsdfm.serve.served import Served, ready
+from tsdfm.serve.served import Served, fitted, ready
 from tsdfm.serve.settings import ServeSettings
 from tsdfm.serve.worker import Worker
 from tsdfm.settings import ModelPath, option
@@ -62,11 +63,12 @@ class ServeBenchmark:
     requests: int = option(64, "requests of each measurement, one text each; on a GPU eight times as many")
     clients: int = option(64, "clients that ask at once, each again when it is answered")
     rows: int | None = option(None, "texts in the running batch; none: 8 on a CPU, 32 on a GPU")
-    shapes: tuple[int, ...] = option((), "batch shapes; empty: one row on a CPU, powers of two up to `rows` on a GPU")
+    shapes: tuple[int, ...] = option((), "batch shapes; empty: those of `tsdfm serve`")
     steps: int = option(8, "network passes of a text")
     load: float = option(0.7, "requests that come in a second, as a share of what is written offline")
     quick: str = option("auto", "auto, compile, record or off, as for `tsdfm serve`")
     seed: int = option(0, "of the times at which requests come")
+    rounds: int = option(1, "how often each load is asked; with more, what it is compared with is timed before each")
     ways: tuple[str, ...] = option(WAYS, "which of the ways")
     loads: tuple[str, ...] = option(LOADS, "which loads: one client by itself, all clients, requests at random times")
     device: str = option("auto", "auto, cpu or cuda")
@@ -90,22 +92,22 @@ def run(settings: ServeBenchmark) -> None:
     settings = settings if device.type == "cpu" else replace(settings, requests=8 * settings.requests)
     rows = most_rows(settings)
     served = model_of(settings, rows)
-    offline = texts_a_second(served, settings, rows)
-    unloaded = Unloaded(offline, rows / offline, 1 / texts_a_second(served, settings, 1, min(settings.requests, LONE)))
+    unloaded = unloaded_of(served, settings, rows)
     say(
-        f"offline: {offline:.3g} texts/s in batches of {rows}, {unloaded.batch * 1e3:.3g} ms each; "
+        f"offline: {unloaded.offline:.3g} texts/s in batches of {rows}, {unloaded.batch * 1e3:.3g} ms each; "
         f"one text by itself takes {unloaded.alone * 1e3:.3g} ms"
     )
+    again = partial(unloaded_of, served, settings, rows) if settings.rounds > 1 else lambda: unloaded
     title = f"serve: {served.name}, {served.length} tokens, {settings.steps} passes, {settings.requests} requests"
     place = settings.out and settings.out / "serve.json"
     table = Ledger(title, ("requests", "way"), device, place, goes_on=False)
     first: dict[str, dict[str, Any]] = {}
     for way, kind, most in zip(WAYS, (Worker, Static, Worker), (1, rows, rows), strict=True):
-        for name, found in measured(served.name, settings, kind, most, offline) if way in settings.ways else ():
-            row = told(found, first.setdefault(name, found), unloaded)
+        for name, found, before in measured(served.name, settings, kind, most, again) if way in settings.ways else ():
+            row = told(found, first.setdefault(name, found), before)
             kept = row if WAYS[0] in settings.ways else {n: v for n, v in row.items() if not n.endswith("one by one")}
             table.add([{"requests": name, "way": way, **kept}])
-            say(json.dumps({"requests": name, "way": way, **row, "offline": offline, "alone": unloaded.alone}))
+            say(json.dumps({"requests": name, "way": way, **row, **asdict(before)}))
     table.show()
 
 
@@ -116,6 +118,12 @@ class Unloaded:
     offline: float
     batch: float
     alone: float
+
+
+def unloaded_of(served: Served, settings: ServeBenchmark, rows: int) -> Unloaded:
+    """Timed now."""
+    offline = texts_a_second(served, settings, rows)
+    return Unloaded(offline, rows / offline, 1 / texts_a_second(served, settings, 1, min(settings.requests, LONE)))
 
 
 def loads(settings: ServeBenchmark, offline: float) -> Iterator[tuple[str, tuple[int, int] | list[float]]]:
@@ -144,7 +152,6 @@ def model_of(settings: ServeBenchmark, rows: int) -> Served:
     """The model, in batches of the shapes that are asked for."""
     device = world(settings.device).device
     quick = "compile" if settings.quick == "auto" and device.type == "cuda" else settings.quick
-    usual = (1,) if device.type == "cpu" else tuple(1 << k for k in range(rows.bit_length()))
     defaults = SampleDefaults(steps=settings.steps)
     if settings.model is None and device.type == "cuda":
         sizes = SamplingBenchmark(preset=settings.preset, vocab=settings.vocab, length=settings.length)
@@ -152,7 +159,7 @@ def model_of(settings: ServeBenchmark, rows: int) -> Served:
     else:
         path = settings.model or default_model()
         model, name = load(path, settings.device), path.name
-    return Served(name, ready(model, quick), defaults, shapes=settings.shapes or usual)
+    return fitted(Served(name, ready(model, quick), defaults, shapes=settings.shapes), rows)
 
 
 def texts_a_second(served: Served, settings: ServeBenchmark, batch: int, texts: int | None = None) -> float:
@@ -164,9 +171,12 @@ def texts_a_second(served: Served, settings: ServeBenchmark, batch: int, texts: 
 
 
 def measured(
-    name: str, settings: ServeBenchmark, worker: type[Worker], rows: int, offline: float
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """For every kind of load the seconds of all requests and of each, and what the scheduler took of its own."""
+    name: str, settings: ServeBenchmark, worker: type[Worker], rows: int, unloaded: Callable[[], Unloaded]
+) -> Iterator[tuple[str, dict[str, Any], Unloaded]]:
+    """For every kind of load the seconds of all requests and of each, and what the scheduler took of its own.
+
+    Every round has what it is compared with from just before it: on a machine with other work, speed changes.
+    """
     limits, load = Limits(rows=rows, queue=10**6, deadline=3600), partial(models_of, settings, most_rows(settings))
     began = time.perf_counter()
     with serving(Remote([load], limits, worker)) as (address, scheduler):
@@ -175,8 +185,9 @@ def measured(
                 raise UserError(f"the server has broken down: {scheduler.broken}")
             time.sleep(0.01)
         say(f"the server is ready after {time.perf_counter() - began:.3g} s")
-        for kind, how in loads(settings, offline):
-            before = replace(scheduler.tally)
+        asked = loads(settings, unloaded().offline)
+        for (kind, how), turn in product(asked, range(settings.rounds)):
+            reference, before = unloaded(), replace(scheduler.tally)
             body = {"model": name, "steps": settings.steps, "temperature": 1.0}
             answers = multiprocessing.get_context("spawn").Queue()
             asker = multiprocessing.get_context("spawn").Process(target=drive, args=(address, body, how, answers))
@@ -189,7 +200,8 @@ def measured(
             time.sleep(2 * BEAT)  # by then the tally is told
             after = scheduler.tally
             made = {field.name: getattr(after, field.name) - getattr(before, field.name) for field in fields(Tally)}
-            yield kind, {"seconds": seconds, "each": sorted(spent), "tally": Tally(**made)}
+            label = kind if settings.rounds == 1 else f"{kind}, round {turn + 1}"
+            yield label, {"seconds": seconds, "each": sorted(spent), "tally": Tally(**made)}, reference
 
 
 def told(found: dict[str, Any], first: dict[str, Any], unloaded: Unloaded) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from tsdfm.errors import UserError
 from tsdfm.nn.settings import NetSettings
 from tsdfm.samples.guide import Guide
 from tsdfm.samples.model import TextModel
-from tsdfm.samples.quick import PAYS, OneRow, Pass, Quick, by_logits, filled, fitting, row_bytes, settled
+from tsdfm.samples.quick import PAYS, OneRow, Pass, Quick, by_logits, filled, fitting, row_by_row, row_bytes, settled
 from tsdfm.tokens.tokenizer import ByteTokenizer
 
 GIB = 2**30
@@ -286,3 +286,18 @@ def test_a_graph_writes_the_same_texts(step_size: bool, bf16: bool) -> None:
     assert len(body.made) == 1
     assert models[1].passes.quick is None
     assert models[0].batch_size() == 256
+
+
+def test_row_by_row_takes_conditions_and_heads_one_at_a_time() -> None:
+    """The same weights, and the same logits in float64; the layers of the condition have the bits of single rows."""
+    velocity = tiny_velocity(tiny_spec(step_size=True), torch.float64)
+    net = row_by_row(velocity.net)
+    assert [id(x) for x in net.parameters()] == [id(x) for x in velocity.net.parameters()]
+    assert type(velocity.net.blocks[0].adaln) is torch.nn.Linear is type(net.head)
+    x, t = torch.arange(60).view(3, 20), torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
+    found, heads = Pass(dataclasses.replace(velocity, net=net), by_row=True), list[int]()
+    net.head.register_forward_hook(lambda _, inputs, __: heads.append(len(inputs[0])))
+    assert torch.allclose(found(x, t, t), Pass(velocity)(x, t, t), rtol=0, atol=1e-12)
+    assert heads[:3] == [1, 1, 1]
+    alone = torch.cat([velocity.net.condition(one, one) for one in t.split(1)])
+    assert torch.equal(net.condition(t, t), alone)

@@ -26,7 +26,7 @@ from tsdfm.samples.quick import OneRow, Pass
 from tsdfm.serve.jobs import Ask, Busy, Closing, Job, Late, Seen
 from tsdfm.serve.row import groups
 from tsdfm.serve.scheduler import Limits, Scheduler
-from tsdfm.serve.served import Served, load_served, names_of, ready
+from tsdfm.serve.served import TOGETHER, Served, fitted, load_served, names_of, ready
 from tsdfm.serve.worker import Worker
 from tsdfm.tokens.tokenizer import ByteTokenizer
 
@@ -74,6 +74,36 @@ def test_in_one_shape_bits_do_not_depend_on_the_crowd() -> None:
     with running(model, rows=64) as scheduler:
         crowd = texts(scheduler, CROWD)
         assert [texts(scheduler, [ask])[0] for ask in CROWD] == crowd
+
+
+@pytest.mark.parametrize(("source", "step_size"), [("uniform", True), ("mask", False)])
+def test_batches_of_a_cpu_have_the_bits_of_single_rows(source: str, step_size: bool) -> None:
+    """float32: as large as the machine's products allow, which may be one row alone."""
+    plain = served(source=source, step_size=step_size, length=32)
+    model, sizes = fitted(dataclasses.replace(plain, shapes=()), 1), list[int]()
+    assert model.shapes in ((1,), TOGETHER)
+    assert model.steady()
+    model.model.velocity.net.embedding.register_forward_hook(lambda _, inputs, __: sizes.append(len(inputs[0])))
+    with running(model, rows=8) as scheduler:
+        assert texts(scheduler, CROWD) == [offline(plain.model, ask) for ask in CROWD]
+        assert scheduler.exact["tiny"]
+    assert max(sizes) == max(model.shapes)
+
+
+def test_where_batches_round_by_their_size_rows_go_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, seen = served(shapes=()), list[int]()
+    look = Pass.look
+
+    def other(self: Pass, x: torch.Tensor, *given: Any) -> Any:
+        seen.append(len(x))
+        return lambda places: look(self, x, *given)(places) * (1 + 1e-6 * (len(x) == 3))
+
+    monkeypatch.setattr(Pass, "look", other)
+    assert fitted(plain, 1).shapes == (1,)
+    assert seen[-1] == 3
+    asked = fitted(dataclasses.replace(plain, shapes=(1, 3)), 1)
+    assert (asked.shapes, asked.by_row, asked.steady()) == ((1, 3), False, False)
+    assert fitted(dataclasses.replace(plain, shapes=(1,)), 1).shapes == (1,)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="the shapes of a GPU")
@@ -403,7 +433,7 @@ def test_a_choice_of_lengths_cannot_be_watched() -> None:
 def test_names_and_shapes_of_models(tmp_path: Path) -> None:
     save_run(tmp_path / "tiny", tiny_spec())
     assert names_of([tmp_path / "tiny", Path("tsdfm-small/teacher")]) == ["tiny", "tsdfm-small/teacher"]
-    assert load_served(tmp_path / "tiny", "cpu", name="a").shapes == (1,)
+    assert load_served(tmp_path / "tiny", "cpu", name="a").shapes in ((1,), TOGETHER)
     assert load_served(tmp_path / "tiny", "cpu", name="a", shapes=(8, 2, 8)).shapes == (2, 8)
     one, other = load_served(tmp_path / "tiny", "cpu", name="a"), load_served(tmp_path / "tiny", "cpu", name="b")
     assert one.fingerprint == other.fingerprint

@@ -264,9 +264,7 @@ class Walk:
         read = model.look(x, *seen)
         flat, uniforms, rows = x.flatten(), u.flatten(0, 1), rows_of(x).flatten()
         out, scores = flat.clone(), torch.zeros(flat.shape, dtype=torch.float64, device=x.device)
-        for part in torch.split(places, max(1, ROOM.get(x.device.type, ROOM["cpu"]) // jump.source.vocab)):
-            if not len(part):
-                continue
+        for part in self.parts(model, places, may):
             answer, limited, row = read(part), None if self.sets is None else self.sets.flatten()[part], rows[part]
             if isinstance(jump, RowJump):
                 own = self.shaper.own(answer, limited)
@@ -281,6 +279,15 @@ class Walk:
         if not isinstance(jump, RowJump):
             return out.view_as(x)
         return self.clamp(jump.settle(x, out.view_as(x), scores.view_as(x), t, h, u))
+
+    def parts(self, model: PartialModel, places: Tensor, may: Tensor) -> list[Tensor]:
+        """The places [N] of those that `may` [B, L] move, as many at a time as there is room for their logits.
+
+        A model that goes `by_row` is asked for those of one row at a time, as it would be if the row were alone.
+        """
+        room = max(1, ROOM.get(places.device.type, ROOM["cpu"]) // self.jump.source.vocab)
+        rows = torch.split(places, may.sum(1).tolist()) if getattr(model, "by_row", False) else (places,)
+        return [part for row in rows for part in torch.split(row, room) if len(part)]
 
 
 def _stacked(parts: Sequence[Tensor | None], counts: Sequence[int]) -> Tensor | None:

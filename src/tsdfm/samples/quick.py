@@ -87,7 +87,8 @@ class Pass:
     """A velocity as a solver's model, a `flow.walk.PartialModel`; its network is called with at least `rows` rows.
 
     With `places`, its head is asked for that many positions at a time, the last of them repeated: then a position's
-    logits do not round by how many others were asked for. `one` makes the steps of single texts (a `StepModel`).
+    logits do not round by how many others were asked for. With `by_row` its head, and a solver's draws, take one text
+    at a time. `one` makes the steps of single texts (a `StepModel`).
     """
 
     velocity: Velocity
@@ -95,6 +96,7 @@ class Pass:
     reads: Reads = "posterior"
     places: int = 0
     one: OneRow | None = None
+    by_row: bool = False
 
     def takes(self, walk: Walk, x: Tensor) -> bool:
         """Is it a step of one text, by a jump that is tensors alone?"""
@@ -118,7 +120,7 @@ class Pass:
 
     def __call__(self, x_t: Tensor, t: Tensor, h: Tensor, latent: Tensor | None = None) -> Tensor:
         """Logits [B, L, V], or the score."""
-        logits: Tensor = self.through(x_t, t, h, latent, quick_logits)
+        logits: Tensor = self.through(x_t, t, h, latent, logits_by_row if self.by_row else quick_logits)
         mean = self.velocity.spec.meaning(self.reads)
         return logits if mean is None else mean(logits, x_t, t[:, None])
 
@@ -145,6 +147,11 @@ def by_place(hidden: Tensor, head: nn.Linear) -> Callable[[Tensor], Tensor]:
     """places [N] → logits [N, V] of a hidden state [B, L, D]."""
     flat = hidden.flatten(0, 1)
     return lambda places: quick_logits(flat[places], head)
+
+
+def logits_by_row(hidden: Tensor, head: nn.Linear) -> Tensor:
+    """Logits [B, L, V] of a hidden state [B, L, D], made for one row at a time."""
+    return torch.cat([quick_logits(row, head) for row in torch.split(hidden, 1)])
 
 
 def in_parts(read: Callable[[Tensor], Tensor], size: int, places: Tensor) -> Tensor:
@@ -217,6 +224,31 @@ def settled(net: Net) -> Net:
             module.to(torch.bfloat16)
     made.head = SettledHead(net.head, torch.bfloat16)  # type: ignore[arg-type]
     return cast(Net, made)
+
+
+class RowLinear(nn.Linear):
+    """A linear layer that takes rows [B, C] one at a time: none rounds by how many there are."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[…, C] → […, D]"""
+        rows = torch.split(input, 1) if input.dim() == 2 and len(input) > 1 else (input,)
+        made = [nn.functional.linear(row, self.weight, self.bias) for row in rows]
+        return made[0] if len(made) == 1 else torch.cat(made)
+
+
+def row_by_row(net: Net) -> Net:
+    """The same network on the same weights, whose layers of the condition, [B, C], take rows one at a time.
+
+    A product with a row or two rounds in another way than one with many, and all others of a network have at least as
+    many rows as a text has tokens. So in batches of any size a text may have the bits that it has alone; whether it
+    does is a matter of the machine's library (`serve.served.Served.steady` looks).
+    """
+    shared: dict[int, Any] = {id(x): x for x in (*net.parameters(), *net.buffers())}
+    made = copy.deepcopy(net, shared)
+    for module in made.modules():
+        if type(module) is nn.Linear and module is not made.head:
+            module.__class__ = RowLinear
+    return made
 
 
 def free_bytes(device: torch.device) -> int:

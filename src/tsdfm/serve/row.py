@@ -4,11 +4,12 @@ A flow model's network takes a time per row, so rows at different steps can shar
 holds of a text, whatever is written beside it:
 
 - Its random numbers depend on its seed and number alone.
-- A pass goes through the network in batches of fixed shapes, which are filled up. With one shape (on a CPU it is a
-  single row) every product is made in that shape, whoever else is there: the text has the same bits alone or in a
-  crowd, where the device rounds alike at every place of a batch (`Served.steady` looks). With the shape 1 these are
-  the bits of `TextModel.sample(batch=1)`.
-- With several shapes, a draw on the border between two tokens may fall on the other side in a batch of another shape.
+- A pass goes through the network in batches of fixed shapes, which are filled up. With one shape every product is made
+  in that shape, whoever else is there: the text has the same bits alone or in a crowd, where the device rounds alike at
+  every place of a batch (`Served.steady` looks). With the shape 1 these are the bits of `TextModel.sample(batch=1)`.
+- On a CPU products with many rows may round alike in batches of any size. Where they do (it looks, too), the rest goes
+  row by row, and the text has those same bits in batches of several shapes (`served.fitted`).
+- Otherwise, with several shapes, a draw on the border between two tokens may fall on the other side in another one.
 
 A jump that remembers, or that does not say that it goes row by row, takes its rows one at a time.
 

@@ -28,12 +28,13 @@ from tsdfm.samples.given import Given
 from tsdfm.samples.guide import Guide, compass_for, own_compass
 from tsdfm.samples.lengths import bounds
 from tsdfm.samples.model import TextModel, load
-from tsdfm.samples.quick import Pass, settled
+from tsdfm.samples.quick import Pass, row_by_row, settled
 from tsdfm.serve.row import Crowd, Row, gathered
 
 ROWS = 64  # texts in the largest batch, where nothing else was asked for: a GPU is long busy then
 FEW = 8  # texts in the running batch of a CPU: with more, each takes longer and none is done sooner
 MOST = 100  # jumps that are kept by their names
+TOGETHER = (1, 2, 3, 4)  # rows of a batch on a CPU: with more, a row takes no less time
 PLACES = 512  # positions that the head is asked for at a time, where batches have one shape
 
 
@@ -59,18 +60,23 @@ class Elsewhere:
 
 @dataclass(frozen=True)
 class Served:
-    """A model on one device. `shapes` are the batch sizes that its passes are filled up to."""
+    """A model on one device. `shapes` are the batch sizes that its passes are filled up to.
+
+    With `by_row`, all but the network's body takes one text at a time (`samples.quick.row_by_row`).
+    """
 
     name: str
     model: TextModel
     defaults: SampleDefaults = RUNS
     compass: Energy | None = None
     shapes: tuple[int, ...] = (1,)
+    by_row: bool = False
     told: str = ""
     """Its fingerprint, where its weights are in another process."""
     jumps: dict[str, Jump] = field(default_factory=dict, repr=False, compare=False)
     passes: dict[tuple[int, Reads], Pass] = field(default_factory=dict, repr=False, compare=False)
     limits: list[Tensor] = field(default_factory=list, repr=False, compare=False)
+    found: list[bool] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def device(self) -> torch.device:
@@ -95,14 +101,16 @@ class Served:
         """The same for a process that reads requests and words answers: small to send, and not able to write."""
         bare = replace(self.model, velocity=replace(self.model.velocity, net=cast(DDiT, None)))
         compass = None if self.compass is None else Elsewhere()
-        return replace(self, model=bare, compass=compass, told=self.fingerprint, jumps={}, passes={}, limits=[])
+        return replace(
+            self, model=bare, compass=compass, told=self.fingerprint, jumps={}, passes={}, limits=[], found=[]
+        )
 
     def at(self, shape: int, reads: Reads = "posterior") -> Pass:
         """The network for batches that are filled up to `shape` rows, and jumps that read so (`flow.reads_of`)."""
         if (shape, reads) not in self.passes:
             places = PLACES if self.shapes == (shape,) and shape > 1 else 0
             made = self.model.passes.model(shape, 1, reads)
-            self.passes[shape, reads] = replace(made, rows=shape, places=places)
+            self.passes[shape, reads] = replace(made, rows=shape, places=places, by_row=self.by_row)
         return self.passes[shape, reads]
 
     def jump(self, name: str, guide: str, held: Tensor | None = None) -> Jump:
@@ -187,23 +195,39 @@ class Served:
         with autocast(self.model.bf16, self.device):
             return float(bounds(self.model.velocity, bound, given, torch.tensor([number]), tokens, seed, h))
 
-    @torch.no_grad()
     def steady(self) -> bool:
         """Has a text the same bits alone or in a crowd? Looks whether the network rounds alike at all places.
 
-        One shape of batches is needed, and a row that is moved to the next place must come out the same.
+        With one shape of batches, a row that is moved to the next place must come out the same; with several, a row
+        must come out as it does alone, in each of them and at each of their places.
         """
-        if len(self.shapes) > 1:
-            return False
-        rows, spec = self.shapes[0], self.model.velocity.spec
-        noise = RowNoise(0, torch.arange(rows, device=self.device))
+        if not self.found:
+            several = len(self.shapes) > 1
+            self.found.append((self.by_row and self.as_alone()) if several else self.at_any_place())
+        return self.found[0]
+
+    def at_any_place(self) -> bool:
+        """Does a row round alike at all places of a batch?"""
+        rows = [*range(self.shapes[0])]
+        return torch.equal(self.looked_at(rows), self.looked_at([*rows[1:], 0]).roll(1, 0))
+
+    def as_alone(self) -> bool:
+        """Does a row round in batches of every shape as it does alone?"""
+        alone = torch.cat([self.looked_at([row]) for row in range(max(self.shapes))])
+        return all(torch.equal(alone[:shape], self.looked_at(range(shape))) for shape in self.shapes if shape > 1)
+
+    @torch.no_grad()
+    def looked_at(self, numbers: Sequence[int]) -> Tensor:
+        """Logits [B, …] at some places of random rows of these numbers, by a batch of so many."""
+        spec, rows = self.model.velocity.spec, len(numbers)
+        noise = RowNoise(0, torch.tensor(numbers, device=self.device))
         x = (noise.uniform((rows, spec.length)) * spec.vocab).long()
         t, h = noise.uniform((rows,)).float(), noise.uniform((rows,)).float()
-        places = torch.arange(spec.length * rows, device=self.device).view(rows, -1)[:, :64].flatten()
+        places = torch.arange(spec.length * rows, device=self.device).view(rows, -1)[:, :64]
         with autocast(self.model.bf16, self.device):
-            here = self.at(rows).look(x, t, h)(places)
-            there = self.at(rows).look(x.roll(1, 0), t.roll(1, 0), h.roll(1, 0))(places)
-        return torch.equal(here.reshape(rows, -1), there.reshape(rows, -1).roll(-1, 0))
+            read = self.at(rows).look(x, t, h)
+            parts = [read(part) for part in (places if self.by_row else [places.flatten()])]
+        return torch.cat(parts).reshape(rows, -1)
 
     def warm(self) -> None:
         """Run every shape as often as it takes to compile and record it; a text by itself with and without a prompt."""
@@ -239,13 +263,34 @@ def load_served(
     rows: int | None = None,
     shapes: Sequence[int] = (),
 ) -> Served:
-    """A model for a device. By default batches have one row on a CPU, and powers of two up to `rows` on a GPU."""
+    """A model for a device, in batches as `fitted` has them."""
     model = ready(load(path, device), quick)
     found = compass or own_compass(path)
     energy = compass_for(found, model.velocity, f"the model {name}") if found else None
     most = 1 if model.velocity.device.type == "cpu" else rows or min(ROWS, model.batch_size(whole=False))
-    usual = tuple(1 << k for k in range((most - 1).bit_length() + 1))
-    return Served(name, model, defaults_of(path), energy, tuple(sorted(set(shapes))) or usual)
+    return fitted(Served(name, model, defaults_of(path), energy, tuple(sorted(set(shapes)))), most)
+
+
+def fitted(served: Served, rows: int) -> Served:
+    """The same with its batches, where it names no shapes: on a GPU powers of two up to `rows`.
+
+    On a CPU they have up to four rows, if a row of them has the bits that it has alone, and one row otherwise.
+    """
+    if served.device.type != "cpu":
+        return served if served.shapes else replace(served, shapes=powers(rows))
+    if served.shapes == (1,):
+        return served
+    velocity = served.model.velocity
+    model = ready(replace(served.model, velocity=replace(velocity, net=row_by_row(velocity.net))), served.model.quick)
+    batches = replace(served, model=model, shapes=served.shapes or TOGETHER, by_row=True, passes={}, found=[])
+    if batches.steady():
+        return batches
+    return served if served.shapes else replace(served, shapes=(1,))
+
+
+def powers(rows: int) -> tuple[int, ...]:
+    """The powers of two up to the first that holds so many rows."""
+    return tuple(1 << k for k in range((rows - 1).bit_length() + 1))
 
 
 def ready(model: TextModel, quick: str) -> TextModel:
