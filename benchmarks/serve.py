@@ -7,7 +7,9 @@
 All of them are the same server on loopback, with the same batch shapes, asked by a process of its own: a fixed number
 of requests for one text each, by clients who ask again as soon as they are answered, or at random times (open loop:
 nobody waits for an answer before the next one asks) at a share of what `TextModel.sample` writes offline. Times are
-those of the asking side. Compare them within one run: they are ratios to the first way, and to offline.
+those of the asking side. Compare them within one run: they are ratios to the first way, and to offline. The unloaded
+latency that those under load are compared with is that of a text in a full batch with nobody waiting, offline; that of
+a text by itself is there besides. A way's server is started once, for all kinds of load.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,7 +37,7 @@ from tsdfm.errors import UserError
 from tsdfm.samples.defaults import SampleDefaults
 from tsdfm.samples.model import load
 from tsdfm.serve.app import create_app
-from tsdfm.serve.intake import Intake, Limits
+from tsdfm.serve.intake import SLOW, Intake, Limits, Tally
 from tsdfm.serve.remote import BEAT, Remote
 from tsdfm.serve.served import Served, ready
 from tsdfm.serve.settings import ServeSettings
@@ -44,6 +46,9 @@ from tsdfm.settings import ModelPath, option
 from tsdfm.store.bundle import default_model
 
 WAYS = ("one by one", "static", "by the step")
+LOADS = ("one", "clients", "times")
+LONE = 32  # requests of one client by itself, at most
+WARM = 3  # calls that compile, record and replay
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +68,7 @@ class ServeBenchmark:
     quick: str = option("auto", "auto, compile, record or off, as for `tsdfm serve`")
     seed: int = option(0, "of the times at which requests come")
     ways: tuple[str, ...] = option(WAYS, "which of the ways")
+    loads: tuple[str, ...] = option(LOADS, "which loads: one client by itself, all clients, requests at random times")
     device: str = option("auto", "auto, cpu or cuda")
     out: Path | None = option(None, "folder for the table as JSON")
 
@@ -84,27 +90,44 @@ def run(settings: ServeBenchmark) -> None:
     settings = settings if device.type == "cpu" else replace(settings, requests=8 * settings.requests)
     rows = most_rows(settings)
     served = model_of(settings, rows)
-    served.warm()
     offline = texts_a_second(served, settings, rows)
-    alone = 1 / texts_a_second(served, settings, 1, texts=min(settings.requests, 8))
-    say(f"offline: {offline:.3g} texts/s in batches of {rows}; one text by itself takes {alone * 1e3:.3g} ms")
+    unloaded = Unloaded(offline, rows / offline, 1 / texts_a_second(served, settings, 1, min(settings.requests, LONE)))
+    say(
+        f"offline: {offline:.3g} texts/s in batches of {rows}, {unloaded.batch * 1e3:.3g} ms each; "
+        f"one text by itself takes {unloaded.alone * 1e3:.3g} ms"
+    )
     title = f"serve: {served.name}, {served.length} tokens, {settings.steps} passes, {settings.requests} requests"
     place = settings.out and settings.out / "serve.json"
     table = Ledger(title, ("requests", "way"), device, place, goes_on=False)
-    times = random.Random(settings.seed)
-    gaps = [times.expovariate(settings.load * offline) for _ in range(settings.requests)]
-    clients = f"{min(settings.clients, settings.requests)} clients"
-    for name, waits in ((clients, settings.requests), (f"at {settings.load:.0%} of offline", gaps)):
-        first: dict[str, Any] = {}
-        for way, kind, most in zip(WAYS, (Worker, Static, Worker), (1, rows, rows), strict=True):
-            if way not in settings.ways:
-                continue
-            found = measured(served.name, settings, kind, most, waits)
-            first = first or found
-            row = told(found, first, offline, alone)
+    first: dict[str, dict[str, Any]] = {}
+    for way, kind, most in zip(WAYS, (Worker, Static, Worker), (1, rows, rows), strict=True):
+        for name, found in measured(served.name, settings, kind, most, offline) if way in settings.ways else ():
+            row = told(found, first.setdefault(name, found), unloaded)
             kept = row if WAYS[0] in settings.ways else {n: v for n, v in row.items() if not n.endswith("one by one")}
             table.add([{"requests": name, "way": way, **kept}])
+            say(json.dumps({"requests": name, "way": way, **row, "offline": offline, "alone": unloaded.alone}))
     table.show()
+
+
+@dataclass(frozen=True)
+class Unloaded:
+    """Offline: texts in a second, and the seconds of a full batch and of a text by itself."""
+
+    offline: float
+    batch: float
+    alone: float
+
+
+def loads(settings: ServeBenchmark, offline: float) -> Iterator[tuple[str, tuple[int, int] | list[float]]]:
+    """What the server is asked: a name, and clients with their requests, or the times between requests."""
+    times, count = random.Random(settings.seed), settings.requests
+    if "one" in settings.loads:
+        yield "one client", (1, min(count, LONE))
+    if "clients" in settings.loads:
+        yield f"{min(settings.clients, count)} clients", (settings.clients, count)
+    if "times" in settings.loads:
+        gaps = [times.expovariate(settings.load * offline) for _ in range(count)]
+        yield f"at {settings.load:.0%} of offline", gaps
 
 
 def most_rows(settings: ServeBenchmark) -> int:
@@ -135,49 +158,58 @@ def model_of(settings: ServeBenchmark, rows: int) -> Served:
 def texts_a_second(served: Served, settings: ServeBenchmark, batch: int, texts: int | None = None) -> float:
     """Offline, in batches, once warm."""
     count = texts or max(batch, settings.requests // batch * batch)
-    served.model.sample(n=batch, steps=settings.steps, batch=batch)
+    for _ in range(WARM if served.device.type == "cuda" else 1):
+        served.model.sample(n=batch, steps=settings.steps, batch=batch)
     return count / served.model.sample(n=count, steps=settings.steps, batch=batch).seconds
 
 
 def measured(
-    name: str, settings: ServeBenchmark, worker: type[Worker], rows: int, waits: Sequence[float] | int
-) -> dict[str, Any]:
-    """Seconds of all requests and of each, and what the scheduler took of its own.
-
-    `waits` are the times between requests, or how many the clients make in all.
-    """
+    name: str, settings: ServeBenchmark, worker: type[Worker], rows: int, offline: float
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """For every kind of load the seconds of all requests and of each, and what the scheduler took of its own."""
     limits, load = Limits(rows=rows, queue=10**6, deadline=3600), partial(models_of, settings, most_rows(settings))
+    began = time.perf_counter()
     with serving(Remote([load], limits, worker)) as (address, scheduler):
         while not scheduler.ready:
+            if scheduler.broken:
+                raise UserError(f"the server has broken down: {scheduler.broken}")
             time.sleep(0.01)
-        before = scheduler.tally.passes, scheduler.tally.own
-        body = {"model": name, "steps": settings.steps, "temperature": 1.0}
-        answers = multiprocessing.get_context("spawn").Queue()
-        how = (settings.clients, waits) if isinstance(waits, int) else list(waits)
-        asker = multiprocessing.get_context("spawn").Process(target=drive, args=(address, body, how, answers))
-        asker.start()
-        answer = answers.get()
-        asker.join()
-        if isinstance(answer, str):
-            raise UserError(f"a request failed: {answer}")
-        begun, spent = answer
-        time.sleep(2 * BEAT)  # by then the tally is told
-        passes, own = scheduler.tally.passes - before[0], scheduler.tally.own - before[1]
-    return {"seconds": begun, "each": sorted(spent), "own": own / passes}
+        say(f"the server is ready after {time.perf_counter() - began:.3g} s")
+        for kind, how in loads(settings, offline):
+            before = replace(scheduler.tally)
+            body = {"model": name, "steps": settings.steps, "temperature": 1.0}
+            answers = multiprocessing.get_context("spawn").Queue()
+            asker = multiprocessing.get_context("spawn").Process(target=drive, args=(address, body, how, answers))
+            asker.start()
+            answer = answers.get()
+            asker.join()
+            if isinstance(answer, str):
+                raise UserError(f"a request failed: {answer}")
+            seconds, spent = answer
+            time.sleep(2 * BEAT)  # by then the tally is told
+            after = scheduler.tally
+            made = {field.name: getattr(after, field.name) - getattr(before, field.name) for field in fields(Tally)}
+            yield kind, {"seconds": seconds, "each": sorted(spent), "tally": Tally(**made)}
 
 
-def told(found: dict[str, Any], first: dict[str, Any], offline: float, alone: float) -> dict[str, Any]:
+def told(found: dict[str, Any], first: dict[str, Any], unloaded: Unloaded) -> dict[str, Any]:
     """A row of the table: latencies in seconds, and ratios."""
     count, rate = len(found["each"]), len(found["each"]) / found["seconds"]
-    cut = dict(zip(("p50", "p95", "p99"), quantiles(found["each"]), strict=True))
+    cut, tally = dict(zip(("p50", "p95", "p99"), quantiles(found["each"]), strict=True)), found["tally"]
+    alone = tally.turns - tally.joined
     return {
         "texts/s": rate,
-        "of offline": f"{rate / offline:.0%}",
+        "of offline": f"{rate / unloaded.offline:.0%}",
         **{f"{name} s": value for name, value in cut.items()},
-        "p95, by one alone": cut["p95"] / alone,
+        "p95, by a batch": cut["p95"] / unloaded.batch,
+        "p95, by one alone": cut["p95"] / unloaded.alone,
         "texts/s, by one by one": rate / (count / first["seconds"]),
         "p95, by one by one": cut["p95"] / quantiles(first["each"])[1],
-        "own ms a pass": found["own"] * 1e3,
+        "rows a pass": tally.rows / max(1, tally.passes),
+        "own ms a pass": tally.own / max(1, tally.turns) * 1e3,
+        "when nobody comes": (tally.own - tally.own_joined) / max(1, alone) * 1e3,
+        f"over {SLOW * 1e3:g} ms": f"{tally.slow / max(1, tally.turns):.0%}",
+        "passes with newcomers": f"{tally.joined / max(1, tally.turns):.0%}",
     }
 
 
@@ -202,7 +234,7 @@ def serving(scheduler: Takes) -> Iterator[tuple[str, Takes]]:
         thread.join()
 
 
-def drive(address: str, body: dict[str, Any], how: list[float] | tuple[int, int], answers: Any) -> None:
+def drive(address: str, body: dict[str, Any], how: tuple[int, int] | list[float], answers: Any) -> None:
     """Ask at the given times, or by so many clients so often, in a process of its own; tell the seconds."""
     asking = drive_clients(address, body, *how) if isinstance(how, tuple) else drive_all(address, body, how)
     try:

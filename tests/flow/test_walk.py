@@ -15,7 +15,7 @@ from tsdfm.flow.noise import JoinedNoise, RowNoise
 from tsdfm.flow.schedule import Polynomial
 from tsdfm.flow.solver import grid, solve
 from tsdfm.flow.source import Mask, Source, Uniform
-from tsdfm.flow.walk import Limits, Walk, begin
+from tsdfm.flow.walk import Limits, Shaper, Walk, begin
 
 VOCAB, LENGTH = 7, 6
 CPU = torch.device("cpu")
@@ -63,7 +63,7 @@ def start(model: Any, jump: Any, row: dict[str, Any]) -> tuple[Walk, Tensor]:
     allowed[1, :5] = False
     given = (held, torch.arange(LENGTH)[None]) if "given" in row else (None, None)
     limits = Limits(sets, allowed) if "limited" in row else None
-    dials = row.get("dials", (1.0, 1.0))
+    dials = [row.get("dials", (1.0, 1.0))]
     return begin(model, x_0, jump, noise, given=given, dials=dials, limits=limits, time_dtype=torch.float64)
 
 
@@ -88,39 +88,41 @@ def test_rows_at_different_times_share_a_call(kind: Any, source: Source, network
     """Row k joins before the k-th call, and leaves when it is finished."""
     jump, model = kind(Polynomial(2.0), source), network(source)
     wanted = [alone(network(source), jump, row) for row in ROWS]
-    waiting, live, done = list(enumerate(ROWS)), list[list[Any]](), dict[int, Tensor]()
+    waiting, done = list(enumerate(ROWS)), dict[int, Tensor]()
+    live, walk, x = list[tuple[int, list[Any]]](), Walk(model, jump, RowNoise(0, torch.tensor([0])), Shaper(CPU)), None
     while waiting or live:
         if waiting:
             number, row = waiting.pop(0)
-            live.append([number, *start(model, jump, row), list(pairwise(grid(row["steps"])))])
-        walk = Walk.together([walk for _, walk, _, _ in live], model)
-        times = torch.tensor([[a, b - a] for (a, b), *_ in (left for *_, left in live)], dtype=torch.float64)
-        x, _ = walk.step(torch.cat([x for _, _, x, _ in live]), times[:, 0], times[:, 1])
+            new, x_0 = start(model, jump, row)
+            walk, x = (Walk.together([walk, new], model), torch.cat([x, x_0])) if live else (new, x_0)
+            live.append((number, list(pairwise(grid(row["steps"])))))
+        times = torch.tensor([[a, b - a] for _, ((a, b), *_) in live], dtype=torch.float64)
+        x, _ = walk.step(x, times[:, 0], times[:, 1])
         walk.shaper.check()
-        for each, row in zip(live, x.split(1), strict=True):
-            each[2] = row
-            each[3].pop(0)
-        done |= {number: x for number, _, x, left in live if not left}
-        live = [each for each in live if each[3]]
+        done |= {number: x[n : n + 1] for n, (number, left) in enumerate(live) if len(left) == 1}
+        stay = [n for n, (_, left) in enumerate(live) if len(left) > 1]
+        live = [(number, left[1:]) for number, left in live if len(left) > 1]
+        walk, x = walk.select(stay, torch.tensor(stay, dtype=torch.int64)), x[stay]
     assert all(torch.equal(done[number], tokens) for number, tokens in enumerate(wanted))
     assert max(model.calls) == 3  # they did share
     assert not torch.equal(done[1], done[4])  # what is given counts
 
 
 def test_joined_noise_is_each_row_s_own() -> None:
-    def parts() -> list[RowNoise]:
-        made = [RowNoise(seed, torch.tensor([row])) for seed, row in ((0, 0), (0, 1), (5, 0), (-7, 2**50))]
-        for count, noise in enumerate(made):
-            noise.draws = count
-        return made
+    numbers = ((0, 0), (0, 1), (5, 0), (-7, 2**50))
 
-    own, mine = parts(), parts()
-    joined = JoinedNoise(mine)
+    def parts() -> list[RowNoise]:
+        return [RowNoise(seed, torch.tensor([row]), draws=count) for count, (seed, row) in enumerate(numbers)]
+
+    own, joined = parts(), JoinedNoise.of(parts())
     for shape in ((LENGTH, 2), (LENGTH,), (3,)):
         wanted = torch.cat([noise.uniform((1, *shape)) for noise in own])
         assert torch.equal(joined.uniform((4, *shape)), wanted)
-    assert [noise.draws for noise in mine] == [3, 4, 5, 6] == [noise.draws for noise in own]
-    assert torch.equal(mine[2].uniform((1, 4)), own[2].uniform((1, 4)))
+    some = JoinedNoise.of([joined.select(torch.tensor([2, 0])), RowNoise(8, torch.tensor([1, 3]))])
+    wanted = torch.cat([*(own[n].uniform((1, 4)) for n in (2, 0)), RowNoise(8, torch.tensor([1, 3])).uniform((2, 4))])
+    assert torch.equal(some.uniform((4, 4)), wanted)
+    first = torch.cat([RowNoise(seed, torch.tensor([row])).uniform((1, 3)) for seed, row in numbers])
+    assert torch.equal(JoinedNoise.begun(*zip(*numbers, strict=True)).uniform((4, 3)), first)
     with pytest.raises(ValueError, match="4 rows, 3 were asked for"):
         joined.uniform((3, 2))
 

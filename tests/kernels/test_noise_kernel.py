@@ -7,6 +7,7 @@ import torch
 
 from tsdfm import kernels
 from tsdfm.flow import RowNoise
+from tsdfm.flow.noise import uniforms
 from tsdfm.kernels import noise_triton
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -29,6 +30,17 @@ def test_same_bits(stream: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with kernels.forced("noise"):
         assert torch.equal(mine.select(pick).uniform((2, 5)), expected)
     assert len(launched) == 4
+
+
+def test_several_draws_of_a_row_are_one_launch() -> None:
+    plain, mine = (RowNoise(-3, torch.tensor([7], device=DEVICE), draws=2) for _ in range(2))
+    with kernels.without("noise"):
+        expected = uniforms(plain, 4, (1, 5, 2), DEVICE)
+        after = plain.uniform((1, 3))
+    assert not torch.equal(expected[0], expected[1])
+    with kernels.forced("noise"):
+        assert torch.equal(uniforms(mine, 4, (1, 5, 2), DEVICE), expected)
+        assert torch.equal(mine.uniform((1, 3)), after)
 
 
 def test_other_precisions_do_without_the_kernel() -> None:

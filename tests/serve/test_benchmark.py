@@ -5,9 +5,20 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from benchmarks.serve import Static, drive_all, drive_clients, quantiles, serving, told
+from benchmarks.serve import (
+    ServeBenchmark,
+    Static,
+    Unloaded,
+    drive_all,
+    drive_clients,
+    loads,
+    quantiles,
+    serving,
+    told,
+)
 from serve_parts import served
 
+from tsdfm.serve.intake import Tally
 from tsdfm.serve.jobs import Ask, Seen
 from tsdfm.serve.scheduler import Limits, Scheduler
 
@@ -41,9 +52,24 @@ def test_a_static_batch_lets_nobody_join() -> None:
 def test_a_row_of_the_table() -> None:
     each = [float(n) for n in range(1, 102)]
     assert quantiles(each) == (51.0, 96.0, 100.0)
-    slow, quick = ({"seconds": s, "each": [x * f for x in each], "own": 1e-4} for s, f in ((202.0, 1.0), (101.0, 0.5)))
-    row = told(quick, slow, offline=2.0, alone=0.5)
+    tally = Tally(passes=10, rows=30, turns=10, own=5e-3, joined=2, own_joined=1e-3, slow=1)
+    slow, quick = (
+        {"seconds": s, "each": [x * f for x in each], "tally": tally} for s, f in ((202.0, 1.0), (101.0, 0.5))
+    )
+    row = told(quick, slow, Unloaded(offline=2.0, batch=4.0, alone=0.5))
     assert row["of offline"] == "50%"
     assert (row["texts/s"], row["texts/s, by one by one"], row["p95, by one by one"]) == (1.0, 2.0, 0.5)
-    assert (row["p95 s"], row["p95, by one alone"]) == (48.0, 96.0)
-    assert row["own ms a pass"] == pytest.approx(0.1)
+    assert (row["p95 s"], row["p95, by a batch"], row["p95, by one alone"]) == (48.0, 12.0, 96.0)
+    assert (row["own ms a pass"], row["when nobody comes"]) == (pytest.approx(0.5), pytest.approx(0.5))
+    assert (row["rows a pass"], row["over 0.3 ms"], row["passes with newcomers"]) == (3.0, "10%", "20%")
+
+
+def test_the_loads_of_the_server() -> None:
+    found = dict(loads(ServeBenchmark(requests=100, clients=7, load=0.5), offline=10.0))
+    assert found.pop("one client") == (1, 32)
+    assert found.pop("7 clients") == (7, 100)
+    ((name, gaps),) = found.items()
+    assert name == "at 50% of offline"
+    assert isinstance(gaps, list)
+    assert 15 < sum(gaps) < 25  # a hundred at five a second
+    assert not dict(loads(ServeBenchmark(loads=()), offline=10.0))

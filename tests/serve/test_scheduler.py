@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from pathlib import Path
@@ -182,6 +183,41 @@ def test_what_a_pass_has_made_may_be_told_during_the_next() -> None:
         ]
     finally:
         scheduler.close(wait=False)
+
+
+def test_who_comes_during_a_pass_joins_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device is never done until two rows have shared a pass: so the second came in while it was at work."""
+    busy, done = threading.Event(), threading.Event()
+
+    class Mark:
+        def query(self) -> bool:
+            busy.set()
+            return done.is_set()
+
+    monkeypatch.setattr("tsdfm.serve.worker.marked", lambda _: Mark())
+    model = served(source="uniform", shapes=(1, 2), dtype=torch.float64)
+    sizes = list[int]()
+
+    def asked(_: Any, inputs: Any, __: Any) -> None:
+        sizes.append(len(inputs[0]))
+        if len(inputs[0]) == 2:
+            done.set()
+
+    asks = [Ask(model="tiny", seed=seed, steps=4, prefixes=("Mia",) * seed) for seed in range(2)]
+    wanted = [offline(model.model, ask) for ask in asks]
+    scheduler = Scheduler([[model]], Limits(rows=2), worker=Ahead)
+    try:
+        while not scheduler.ready:
+            time.sleep(0.001)
+        model.model.velocity.net.embedding.register_forward_hook(asked)
+        first = scheduler.submit(asks[0])
+        assert busy.wait(600)
+        second = scheduler.submit(asks[1])
+        assert [[text.tokens for text in job.done.result(600)] for job in (first, second)] == wanted
+    finally:
+        done.set()
+        scheduler.close(wait=False)
+    assert sizes == [1, 2, 2, 2, 1]
 
 
 def test_a_lone_text_is_written_at_once_where_the_model_can() -> None:

@@ -67,13 +67,25 @@ def few_uniforms(rows: Tensor, salt: int, start: int, shape: tuple[int, ...]) ->
     return torch.from_numpy(bits.astype(np.float64) * 2.0**-53).view(shape)
 
 
+def _mixed(x: int) -> int:
+    """`mix64` of one number, as 64 bits without a sign."""
+    x = ((x ^ (x >> 30)) * MIX_1) & WORD
+    x = ((x ^ (x >> 27)) * MIX_2) & WORD
+    return x ^ (x >> 31)
+
+
 @functools.lru_cache(maxsize=4096)
 def salt_of(seed: int, stream: int) -> int:
     """What is mixed into every row's key; a number of the host, so that no device is waited for."""
     if not -(2**63) <= seed < 2**63:
         raise UserError(f"a seed is a whole number of 64 bits, not {seed}")
-    salt = torch.tensor([seed, stream], dtype=torch.int64)
-    return int(mix64(mix64(salt[0] + GOLDEN) ^ (salt[1] * MIX_1)))
+    salt = _mixed(_mixed((seed + GOLDEN) & WORD) ^ ((stream * MIX_1) & WORD))
+    return salt - (1 << 64) if salt >> 63 else salt
+
+
+def sent(x: Tensor, device: torch.device) -> Tensor:
+    """x of the host on a device. Neither waits for the other: a GPU takes it from memory that it can read by itself."""
+    return x if device.type == "cpu" else x.pin_memory().to(device, non_blocking=True)
 
 
 @dataclass
@@ -122,9 +134,10 @@ class RowNoise:
 
     def moved(self, device: torch.device) -> RowNoise:
         """The same streams, at the same place, on a device, which is not waited for."""
-        part = RowNoise(self.seed, self.rows.to(device, non_blocking=True), self.stream, self.draws)
-        part._keys = self.keys.to(device, non_blocking=True)
-        return part
+        return RowNoise(self.seed, sent(self.rows, device), self.stream, self.draws)
+
+    def __len__(self) -> int:
+        return len(self.rows)
 
     def select(self, index: Tensor) -> RowNoise:
         """The same streams, at the same place, for some of the rows."""
@@ -135,31 +148,50 @@ class RowNoise:
 
 @dataclass
 class JoinedNoise:
-    """The streams of several `RowNoise`, each with its own seed and at its own place: rows that began at other times.
+    """The streams of rows that have each a seed of their own and began at other times, as their `RowNoise` has them.
 
-    A row has the numbers that its own noise would have given, and its noise goes on from there.
+    `keys` [B] are those of the rows, `starts` [B] the first counters of their next draw. All of it lies on the device:
+    a draw takes nothing from the host.
     """
 
-    parts: Sequence[RowNoise]
+    keys: Tensor
+    starts: Tensor
 
-    @property
-    def rows(self) -> Tensor:
-        """The rows' own numbers [B]."""
-        return torch.cat([part.rows for part in self.parts])
+    @staticmethod
+    def begun(seeds: Sequence[int], rows: Sequence[int]) -> JoinedNoise:
+        """At their beginning, on the host: rows of these numbers."""
+        salts = torch.tensor([salt_of(seed, 0) for seed in seeds])
+        keys = mix64(mix64(torch.tensor(rows) + GOLDEN) ^ salts)
+        return JoinedNoise(keys, torch.zeros_like(keys))
+
+    @staticmethod
+    def of(parts: Sequence[RowNoise | JoinedNoise]) -> JoinedNoise:
+        """All rows of several, each where it is."""
+        starts = [
+            part.starts if isinstance(part, JoinedNoise) else torch.full_like(part.keys, part.draws * DRAW_STRIDE)
+            for part in parts
+        ]
+        return JoinedNoise(torch.cat([part.keys for part in parts]), torch.cat(starts))
+
+    def __len__(self) -> int:
+        return len(self.keys)
 
     def uniform(self, shape: Sequence[int], dtype: torch.dtype = torch.float64) -> Tensor:
         """Uniforms in [0, 1) of `shape` = [B, …], as `RowNoise` has them."""
-        keys = torch.cat([part.keys for part in self.parts])
-        if shape[0] != len(keys):
-            raise ValueError(f"noise has {len(keys)} rows, {shape[0]} were asked for")
-        starts = [part.draws * DRAW_STRIDE for part in self.parts for _ in part.rows]
-        for part in self.parts:
-            part.draws += 1
+        if shape[0] != len(self):
+            raise ValueError(f"noise has {len(self)} rows, {shape[0]} were asked for")
         inner = torch.Size(shape[1:])
-        first = torch.tensor(starts, device=keys.device).view(-1, *[1] * len(inner))
-        return hashed(
-            keys.view(first.shape), first + torch.arange(inner.numel(), device=keys.device).view(inner), dtype
-        )
+        keys, first = (x.view(-1, *[1] * len(inner)) for x in (self.keys, self.starts))
+        self.starts = self.starts + DRAW_STRIDE
+        return hashed(keys, first + torch.arange(inner.numel(), device=keys.device).view(inner), dtype)
+
+    def moved(self, device: torch.device) -> JoinedNoise:
+        """The same streams, at the same place, on a device, which is not waited for."""
+        return JoinedNoise(sent(self.keys, device), sent(self.starts, device))
+
+    def select(self, index: Tensor) -> JoinedNoise:
+        """The same streams, at the same place, for some of the rows."""
+        return JoinedNoise(self.keys[index], self.starts[index])
 
 
 Noise = RowNoise | JoinedNoise | torch.Generator
@@ -170,6 +202,18 @@ def uniform(noise: Noise, shape: Sequence[int], device: torch.device, dtype: tor
     if isinstance(noise, torch.Generator):
         return torch.rand(tuple(shape), generator=noise, device=device, dtype=dtype)
     return noise.uniform(shape, dtype).to(device)
+
+
+def uniforms(noise: Noise, count: int, shape: Sequence[int], device: torch.device) -> Tensor:
+    """The next `count` draws of `shape` = [B, …], [count, B, …] float64; of a single row on a GPU in one launch."""
+    if isinstance(noise, RowNoise) and len(noise) == 1 and kernels.on(noise.rows, "noise"):
+        from tsdfm.kernels.noise_triton import launch
+
+        start, noise.draws = noise.draws * DRAW_STRIDE, noise.draws + count
+        each = torch.Size((count, *shape[1:]))
+        made: Tensor = launch(noise.rows.expand(count), salt_of(noise.seed, noise.stream), start, each, DRAW_STRIDE)
+        return made.unsqueeze(1)
+    return torch.stack([uniform(noise, shape, device) for _ in range(count)])
 
 
 def row_times(rows: Tensor, seed: int) -> Tensor:

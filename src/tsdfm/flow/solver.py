@@ -122,7 +122,7 @@ def solve(
     all rows are done (`Stops`).
     """
     points = grid(times) if isinstance(times, int) else check_grid(times, part=part)
-    held, dials = (given, given_tokens), (temperature, top_p)
+    held, dials = (given, given_tokens), ((temperature, top_p),)
     walk, x = begin(model, x_0, jump, noise, given=held, dials=dials, bias=bias, limits=limits, time_dtype=time_dtype)
     jump, rows, each = walk.jump, x_0.shape[0], getattr(model, "passes_a_call", 1)
     whole = walk.whole(x, points) if on_step is None and on_state is None else None

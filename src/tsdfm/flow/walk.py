@@ -17,7 +17,7 @@ from tsdfm.errors import UserError
 from tsdfm.flow.draw import shape_logits
 from tsdfm.flow.jump import Finishes, Jump, PositionJump, Remembers, Retimes, RowJump, reads_of, remembers, stops
 from tsdfm.flow.logits import posterior_from_score, reshaped_score
-from tsdfm.flow.noise import JoinedNoise, Noise, RowNoise, uniform
+from tsdfm.flow.noise import JoinedNoise, Noise, RowNoise, sent, uniform
 from tsdfm.kernels.inverse import floats
 
 Model = Callable[..., Tensor]
@@ -93,15 +93,15 @@ def begin(
     noise: Noise,
     *,
     given: tuple[Tensor | None, Tensor | None] = (None, None),
-    dials: tuple[float, float] = (1.0, 1.0),
+    dials: Sequence[tuple[float, float]] = ((1.0, 1.0),),
     bias: Tensor | None = None,
     limits: Limits | None = None,
     time_dtype: torch.dtype = torch.float32,
 ) -> tuple[Walk, Tensor]:
-    """The walk of the rows x_0 [B, L], and their first state. `dials` are temperature and top-p."""
+    """The walk of the rows x_0 [B, L], and their first state. `dials` are temperature and top-p, for all or each."""
     vocab, device = jump.source.vocab, x_0.device
     held, fixed = _given(x_0, *given, vocab)
-    shaper = Shaper(device, (dials,), _checked(bias, vocab, device))
+    shaper = Shaper(device, tuple(dials), _checked(bias, vocab, device))
     sets = None if limits is None else limits.spread(x_0, vocab)
     shaper.allowed = None if limits is None else limits.allowed.to(device)
     walk = Walk(model, jump, noise, shaper, held, fixed, sets, time_dtype)
@@ -133,28 +133,43 @@ class Walk:
 
     @staticmethod
     def together(walks: Sequence[Walk], model: Model) -> Walk:
-        """The walk of all of them by one call of `model` a step, each as it would go by itself.
+        """The walk of the rows of all of them by one call of `model` a step, each as it would go by itself.
 
-        They have one row each, the same jump, which goes row by row, no bias, and the same sets of allowed tokens.
+        They have the same jump, which goes row by row, no bias, and the same sets of allowed tokens.
         """
-        first = walks[0]
+        first, noises = walks[0], [walk.joining for walk in walks]
         if any(walk.jump != first.jump or walk.shaper.bias is not None for walk in walks):
             raise ValueError("only rows with the same jump and without a bias share a step")
-        shaper = Shaper(first.shaper.device, tuple(walk.shaper.dials[0] for walk in walks))
-        shaper.allowed = next((walk.shaper.allowed for walk in walks if walk.shaper.allowed is not None), None)
-        noise = JoinedNoise([walk.noise for walk in walks if isinstance(walk.noise, RowNoise)])
-        held, fixed, sets = (_stacked([getattr(w, name) for w in walks]) for name in ("held", "fixed", "sets"))
-        return Walk(model, first.jump, noise, shaper, held, fixed, sets, first.time_dtype)
+        dials = tuple(pair for walk, noise in zip(walks, noises, strict=True) for pair in walk.shaper.each(len(noise)))
+        allowed = next((walk.shaper.allowed for walk in walks if walk.shaper.allowed is not None), None)
+        shaper, counts = Shaper(first.shaper.device, dials, allowed=allowed), [len(noise) for noise in noises]
+        held, fixed, sets = (_stacked([getattr(w, name) for w in walks], counts) for name in ("held", "fixed", "sets"))
+        return Walk(model, first.jump, JoinedNoise.of(noises), shaper, held, fixed, sets, first.time_dtype)
+
+    @property
+    def joining(self) -> RowNoise | JoinedNoise:
+        """Its noise, which may go on with other rows beside it."""
+        if isinstance(self.noise, torch.Generator):
+            raise ValueError("rows that share a generator go on together: give them a RowNoise")
+        return self.noise
+
+    def select(self, places: Sequence[int], index: Tensor) -> Walk:
+        """The walk of some of its rows, each where it is: `places`, which the device has as `index`."""
+        noise = self.joining
+        dials = self.shaper.each(len(noise))
+        shaper = Shaper(
+            self.shaper.device, tuple(dials[place] for place in places), self.shaper.bias, self.shaper.allowed
+        )
+        held, fixed, sets = (None if x is None else x[index] for x in (self.held, self.fixed, self.sets))
+        return replace(
+            self, noise=JoinedNoise.of([noise]).select(index), shaper=shaper, held=held, fixed=fixed, sets=sets
+        )
 
     def moved(self, device: torch.device, allowed: Tensor | None) -> Walk:
         """The same on a device, where `allowed` lie already; no device is waited for. The jump remembers nothing."""
-        assert isinstance(self.noise, RowNoise)
-        noise = self.noise.moved(device)
         shaper = Shaper(device, self.shaper.dials, self.shaper.bias, None if self.shaper.allowed is None else allowed)
-        held, fixed, sets = (
-            None if x is None else x.to(device, non_blocking=True) for x in (self.held, self.fixed, self.sets)
-        )
-        return replace(self, noise=noise, shaper=shaper, held=held, fixed=fixed, sets=sets)
+        held, fixed, sets = (None if x is None else sent(x, device) for x in (self.held, self.fixed, self.sets))
+        return replace(self, noise=self.joining.moved(device), shaper=shaper, held=held, fixed=fixed, sets=sets)
 
     def clamp(self, x: Tensor) -> Tensor:
         """A state [B, L] with the given tokens in their places."""
@@ -268,13 +283,14 @@ class Walk:
         return self.clamp(jump.settle(x, out.view_as(x), scores.view_as(x), t, h, u))
 
 
-def _stacked(parts: Sequence[Tensor | None]) -> Tensor | None:
-    """Rows [1, L] of several walks as one tensor; none where nothing is said of any."""
+def _stacked(parts: Sequence[Tensor | None], counts: Sequence[int]) -> Tensor | None:
+    """Rows [B, L] of several walks, of so many rows each, as one tensor; none where nothing is said of any."""
     some = next((part for part in parts if part is not None), None)
     if some is None:
         return None
-    nothing = None if all(part is not None for part in parts) else torch.zeros_like(some)
-    return torch.cat([nothing if part is None else part for part in parts])  # type: ignore[misc]
+    return torch.cat(
+        [some.new_zeros(n, some.shape[1]) if part is None else part for part, n in zip(parts, counts, strict=True)]
+    )
 
 
 def rows_of(x: Tensor) -> Tensor:
@@ -297,6 +313,10 @@ class Shaper:
 
     def __post_init__(self) -> None:
         self.bad = torch.zeros((), dtype=torch.bool, device=self.device)
+
+    def each(self, rows: int) -> tuple[tuple[float, float], ...]:
+        """The dials of each of so many rows."""
+        return self.dials if len(self.dials) == rows else self.dials * rows
 
     def own(self, logits: Tensor, sets: Tensor | None, *, everywhere: bool = False) -> Tensor:
         """The model's own law, with `bias`, of the tokens that may be; `sets` […] are those of `Limits`, if any.

@@ -30,7 +30,7 @@ def generate(
     `hold` (end-of-text, where a row holds one document) it is filled up with it. Every step has the same shapes and
     none waits for the device, so a GPU is kept busy without a look at what was drawn.
     """
-    batch = len(noise.rows) if rows is None and not isinstance(noise, torch.Generator) else rows
+    batch = len(noise) if rows is None and not isinstance(noise, torch.Generator) else rows
     if batch is None:
         raise UserError("generation with a plain torch.Generator needs the number of rows")
     if not 1 <= len(given) <= 1 + length:

@@ -35,6 +35,7 @@ from tsdfm.engine.runner import Compiled, wrapped
 from tsdfm.errors import UserError
 from tsdfm.flow import reads_of, uniform
 from tsdfm.flow.logits import Reads
+from tsdfm.flow.noise import sent, uniforms
 from tsdfm.flow.walk import Walk
 from tsdfm.kernels.head import SettledHead, quick_logits
 from tsdfm.nn.velocity import Velocity, VelocitySpec
@@ -64,9 +65,9 @@ class OneRow:
 
     def solve(self, walk: Walk, x: Tensor, points: Sequence[float]) -> Tensor:
         """The text [1, L] after all steps along the times `points`: one recording for each number of steps."""
-        u = torch.stack([uniform(walk.noise, (*x.shape, 2), x.device) for _ in points[1:]])
+        u = uniforms(walk.noise, len(points) - 1, (*x.shape, 2), x.device)
         steps = [[a for a, _ in pairwise(points)], [b - a for a, b in pairwise(points)]]
-        times = torch.tensor(steps, dtype=torch.float64).to(x.device, non_blocking=True)
+        times = sent(torch.tensor(steps, dtype=torch.float64), x.device)
         return self.made(walk, walk.all_at_once, [x, times, u])
 
     def made(self, walk: Walk, work: Callable[..., list[Tensor]], inputs: list[Tensor]) -> Tensor:

@@ -22,6 +22,7 @@ from tsdfm.serve.jobs import Ask, Job, Refused, Seen, blaming
 from tsdfm.serve.served import Served
 
 NOTHING = torch.zeros(1, 1)
+SLOW = 3e-4  # seconds of its own that a scheduler should not take in a pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +36,11 @@ class Limits:
 
 @dataclass
 class Tally:
-    """What has been done: `busy` are the seconds of passes, `own` those of them in which no network was at work."""
+    """What has been done: `busy` are the seconds of passes, `own` those of them in which no network was at work.
+
+    Of the `turns`, in each of which every live row of a model takes a pass, `joined` had rows that had just come, with
+    `own_joined` seconds of those, and `slow` had more than `SLOW` seconds of them.
+    """
 
     passes: int = 0
     rows: int = 0
@@ -43,6 +48,16 @@ class Tally:
     tokens: int = 0
     busy: float = 0.0
     own: float = 0.0
+    turns: int = 0
+    joined: int = 0
+    own_joined: float = 0.0
+    slow: int = 0
+
+    def turn(self, busy: float, own: float, joined: bool) -> None:
+        """One turn more."""
+        self.busy, self.own, self.turns = self.busy + busy, self.own + own, self.turns + 1
+        self.joined, self.own_joined = self.joined + joined, self.own_joined + own * joined
+        self.slow += own > SLOW
 
 
 class Intake(ABC):

@@ -31,6 +31,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ from tsdfm.serve.worker import Worker
 Load = Callable[[], Sequence[Served]]
 STARTS = multiprocessing.get_context("forkserver")  # no process inherits a device, a thread or a socket of this one
 BEAT, WARMING = 0.5, 0.02  # seconds after which a device tells how it is, and while it is being warmed
-SWITCH = 0.0005  # seconds after which a thread that reads the line lets the one go on that makes passes
+SWITCH = 0.0005  # seconds after which a thread lets the other go on: one makes passes or answers, one reads the line
 PATIENCE = 10.0  # seconds for a process to end
 
 
@@ -83,16 +84,28 @@ class Remoted(Job):
     tell: Callable[..., None] = field(kw_only=True)
 
     def finish(self, place: int, tokens: list[int], passes: int) -> None:
-        """A text is written."""
-        self.tell("row")
+        """A text is written; that the last one is, the job's end says."""
+        if len(self.finished) + 1 < len(self.asked.numbers):
+            self.tell("row")
         super().finish(place, tokens, passes)
 
 
 class Writing:
-    """A device's process: what it does with messages."""
+    """A device's process: what it does with messages. A thread speaks, so that no pass waits until it is heard."""
 
     def __init__(self, line: Line, scheduler: Scheduler) -> None:
         self.line, self.scheduler, self.jobs = line, scheduler, dict[int, Job]()
+        self.unsaid = SimpleQueue[tuple[Any, ...]]()
+        threading.Thread(target=self.speak, daemon=True).start()
+
+    def speak(self) -> None:
+        """Send what there is to say, as much of it at once as there is."""
+        while True:
+            said = [self.unsaid.get()]
+            with contextlib.suppress(Empty):
+                while True:
+                    said.append(self.unsaid.get_nowait())
+            self.line.say("all", said)
 
     def write(self, key: int, asked: dict[str, Any], watched: bool) -> None:
         """Have a job written."""
@@ -107,7 +120,7 @@ class Writing:
 
     def tell(self, key: int, kind: str, *about: Any) -> None:
         """Something about a job."""
-        self.line.say(kind, key, *about)
+        self.unsaid.put((kind, key, *about))
 
     def over(self, key: int, job: Job) -> None:
         """Tell how a job ended."""
@@ -115,7 +128,7 @@ class Writing:
         problem = None if job.done.cancelled() else job.done.exception()
         if not isinstance(problem, UserError | Late | None):
             problem = RuntimeError(str(problem))
-        self.line.say("over", key, None if problem or job.done.cancelled() else job.done.result(), problem)
+        self.tell(key, "over", None if problem or job.done.cancelled() else job.done.result(), problem)
 
     def cancel(self, key: int) -> None:
         """Nobody waits for a job."""
@@ -183,6 +196,7 @@ class Remote(Intake):
 
     def __init__(self, loads: Sequence[Load], limits: Limits, worker: type[Worker] = Worker) -> None:
         self.lock, self.next = threading.Lock(), 0
+        sys.setswitchinterval(min(SWITCH, sys.getswitchinterval()))
         self.devices = [start(load, limits, worker) for load in loads]
         try:
             told = [first_word(device) for device in self.devices]
@@ -232,12 +246,20 @@ class Remote(Intake):
         """Hear what a device says, until it says no more."""
         try:
             while True:
-                kind, *rest = device.line.hear()
-                getattr(self, f"on_{kind}")(device, *rest)
+                self.heard(device, *device.line.hear())
         except (EOFError, OSError):
             if not self.closing or device.jobs:
                 device.process.join(PATIENCE)
                 self.break_down(f"a device's process has ended with exit code {device.process.exitcode}")
+
+    def heard(self, device: Device, kind: str, *about: Any) -> None:
+        """Do what a message is about."""
+        getattr(self, f"on_{kind}")(device, *about)
+
+    def on_all(self, device: Device, messages: Sequence[tuple[Any, ...]]) -> None:
+        """Several messages at once."""
+        for message in messages:
+            self.heard(device, *message)
 
     def on_state(self, device: Device, ready: bool, exact: dict[str, bool], broken: str | None, tally: Tally) -> None:
         """How a device is."""

@@ -11,105 +11,175 @@ holds of a text, whatever is written beside it:
 - With several shapes, a draw on the border between two tokens may fall on the other side in a batch of another shape.
 
 A jump that remembers, or that does not say that it goes row by row, takes its rows one at a time.
+
+Rows that share a pass are a `Crowd`, whose state lies in one tensor on the device. As long as nobody comes or leaves,
+the next pass takes it as it is.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from tsdfm.flow.jump import Stops, stops
+from tsdfm.flow.jump import Jump, Stops, stops
+from tsdfm.flow.noise import sent
 from tsdfm.flow.walk import Model, Walk
 
 
 @dataclass(eq=False)
 class Row:
-    """One text being written: `x` [1, L] is its state after `passes` passes along the times `points`.
+    """One text being written, after `passes` passes along the times `points`: row `place` of a crowd.
 
     `alike` is equal for rows whose jump is the same, and `shown` are the tokens that a watcher has seen.
     """
 
-    walk: Walk
-    x: Tensor
+    jump: Jump
     points: tuple[float, ...]
     alike: str
     passes: int = 0
     taken: int = 0
     written: bool = False
     shown: list[int] | None = None
-    flags: list[Tensor] = field(default_factory=list)
-    """Of the passes it shared: were there logits that are not numbers?"""
-    stops: bool = field(init=False)
+    crowd: Crowd = field(init=False, repr=False)
+    place: int = 0
+    last: int = field(init=False)
+    """The steps of its grid."""
+    shares: bool = field(init=False)
+    """May it step beside others?"""
 
     def __post_init__(self) -> None:
-        self.stops = stops(type(self.walk.jump))
+        self.last, self.shares = len(self.points) - 1, getattr(self.jump, "row_wise", False)
+
+    @property
+    def x(self) -> Tensor:
+        """Its state [1, L]."""
+        return self.crowd.x[self.place : self.place + 1]
 
     @property
     def of(self) -> int:
         """Passes that it takes at most."""
-        return len(self.points) - 1 + int(self.walk.jump.final_pass)
+        return self.last + int(self.jump.final_pass)
 
     @property
     def t(self) -> float:
         """The time it has reached."""
-        return self.points[min(self.taken, len(self.points) - 1)]
+        return self.points[min(self.taken, self.last)]
 
     @property
     def alone(self) -> bool:
-        """Must its next pass be its own?"""
-        at_the_end = self.taken == len(self.points) - 1  # what comes is the jump's last word
-        return at_the_end or not getattr(self.walk.jump, "row_wise", False)
+        """Must its next pass be its own? After the last step what comes is the jump's last word."""
+        return not self.shares or self.taken == self.last
+
+    def stepped(self, passes: int, done: bool) -> None:
+        """A step of so many passes has been made: is the text written?"""
+        self.passes += passes
+        self.taken = self.last if done else self.taken + 1
+        self.written = self.taken == self.last and not self.jump.final_pass
+
+
+@dataclass(eq=False)
+class Crowd:
+    """Rows that share passes: the walk of all of them, and their state x [B, L].
+
+    `bad` [B], if there is any, says of passes before this walk's own whether there were logits that are not numbers.
+    """
+
+    walk: Walk
+    x: Tensor
+    rows: list[Row]
+    bad: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        for place, row in enumerate(self.rows):
+            row.crowd, row.place = self, place
+
+    @property
+    def flags(self) -> Tensor:
+        """Had any pass that a row took part in logits that are not numbers? [B]"""
+        mine = self.walk.shaper.bad.repeat(len(self.rows))
+        return mine if self.bad is None else self.bad | mine
+
+    def select(self, rows: Sequence[Row]) -> Crowd:
+        """Some of its rows by themselves."""
+        places = [row.place for row in rows]
+        index = sent(torch.tensor(places), self.x.device)
+        return Crowd(self.walk.select(places, index), self.x[index], list(rows), self.flags[index])
+
+    @staticmethod
+    def joined(crowds: Sequence[Crowd], model: Model) -> Crowd:
+        """The rows of several, which share passes from now on."""
+        walk = Walk.together([crowd.walk for crowd in crowds], model)
+        rows = [row for crowd in crowds for row in crowd.rows]
+        return Crowd(walk, torch.cat([crowd.x for crowd in crowds]), rows, torch.cat([crowd.flags for crowd in crowds]))
+
+    def by(self, model: Model) -> Crowd:
+        """The same, with this model for its next pass."""
+        if self.walk.model is not model:
+            self.walk = replace(self.walk, model=model)
+        return self
 
     def step(self) -> float:
-        """The next pass, by itself; its seconds."""
+        """The next pass; its seconds, without those of what is done for each row."""
+        walk, first = self.walk, self.rows[0]
+        if first.taken == first.last:  # it is alone
+            began = time.perf_counter()
+            self.x, _ = walk.finish(self.x)
+            first.passes, first.written = first.passes + 1, True
+            return time.perf_counter() - began
+        t, h = times(self.rows, self.x.device)
         began = time.perf_counter()
-        if self.taken == len(self.points) - 1:
-            self.x, _ = self.walk.finish(self.x)
-            self.passes += 1
-            self.written = True
-        else:
-            self.x, _ = self.walk.step(self.x, *times([self], self.x.device))
-            self.stepped()
+        self.x, _ = walk.step(self.x, t, h)
+        spent, passes = time.perf_counter() - began, int(getattr(walk.model, "passes_a_call", 1))
+        done = [False] * len(self.rows)
+        if stops(type(walk.jump)):
+            done = cast(Stops, walk.jump).done(self.x).tolist()
+        for row, ends in zip(self.rows, done, strict=True):
+            row.stepped(passes, ends)
+        return spent
+
+    def solve(self) -> float | None:
+        """All passes of a single row at once, if its model makes them so and none was made; their seconds."""
+        row, began = self.rows[0], time.perf_counter()
+        model = None if row.taken else self.walk.whole(self.x, row.points)
+        if model is None:
+            return None
+        self.x = model.solve(self.walk, self.x, row.points)
+        row.passes = row.taken = row.last
+        row.written = True
         return time.perf_counter() - began
 
-    def solve(self) -> float:
-        """All of its passes at once, where its model makes them so; their seconds."""
-        began, model = time.perf_counter(), self.walk.whole(self.x, self.points)
-        assert model is not None
-        self.x = model.solve(self.walk, self.x, self.points)
-        self.passes = self.taken = len(self.points) - 1
-        self.written = True
-        return time.perf_counter() - began
 
-    def stepped(self) -> None:
-        """A step has been made: is the text written?"""
-        self.passes += int(getattr(self.walk.model, "passes_a_call", 1))
-        self.taken += 1
-        if self.stops and bool(cast(Stops, self.walk.jump).done(self.x)[0]):
-            self.taken = len(self.points) - 1
-        self.written = self.taken == len(self.points) - 1 and not self.walk.jump.final_pass
+def gathered(rows: Sequence[Row], model: Model) -> Crowd:
+    """The crowd of exactly these rows, which share a pass of `model`: the one they are in, if they are all of it."""
+    first, parts = rows[0].crowd, dict[Crowd, list[Row]]()
+    if len(first.rows) == len(rows) and all(row.crowd is first for row in rows):
+        return first.by(model)
+    for row in rows:
+        parts.setdefault(row.crowd, []).append(row)
+    crowds = [crowd if len(some) == len(crowd.rows) else crowd.select(some) for crowd, some in parts.items()]
+    return crowds[0].by(model) if len(crowds) == 1 else Crowd.joined(crowds, model)
 
 
 class Fetch:
     """The tokens of rows on their way from the device: those of this moment, whatever the rows do then."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
-        self.counts = [1 + len(row.flags) for row in rows]
-        flags = [flag for row in rows for flag in (row.walk.shaper.bad, *row.flags)]
-        self.tokens, self.flags = (to_host(x) for x in (torch.cat([row.x for row in rows]), torch.stack(flags)))
-        self.arrived = marked(rows[0].x.device)
+        self.found = dict[Crowd, tuple[Tensor, Tensor]]()
+        self.rows = [(row.crowd, row.place) for row in rows]
+        for crowd in dict.fromkeys(crowd for crowd, _ in self.rows):
+            self.found[crowd] = to_host(crowd.x), to_host(crowd.flags)
+        self.arrived = marked(rows[0].crowd.x.device)
 
     def get(self) -> list[tuple[list[int], bool]]:
         """The tokens of each row, and whether any of its logits were no numbers; the device is waited for once."""
         wait_for(self.arrived)
-        bad = iter(self.flags.tolist())
-        return [(text, any(list(islice(bad, n)))) for text, n in zip(self.tokens.tolist(), self.counts, strict=True)]
+        found = {crowd: (tokens, bad.tolist()) for crowd, (tokens, bad) in self.found.items()}
+        return [(found[crowd][0][place].tolist(), found[crowd][1][place]) for crowd, place in self.rows]
 
 
 def to_host(x: Tensor) -> Tensor:
@@ -140,34 +210,20 @@ def wait_for(mark: Any) -> None:
 
 
 def times(rows: Sequence[Row], device: torch.device) -> Tensor:
-    """t and h of the next step of each row, [2, B] float64."""
+    """t and h of the next step of each row, [2, B] float64; the device is not waited for."""
     steps = [row.points[row.taken : row.taken + 2] for row in rows]
-    return torch.tensor([[a for a, _ in steps], [b - a for a, b in steps]], dtype=torch.float64, device=device)
-
-
-def step_together(rows: Sequence[Row], model: Model) -> float:
-    """The next pass of rows that may share it; its seconds, without those of laying rows together and apart."""
-    walk = Walk.together([row.walk for row in rows], model)
-    x, (t, h) = torch.cat([row.x for row in rows]), times(rows, rows[0].x.device)
-    began = time.perf_counter()
-    x, _ = walk.step(x, t, h)
-    spent = time.perf_counter() - began
-    for row, after in zip(rows, torch.split(x, 1), strict=True):
-        row.x = after
-        row.flags.append(walk.shaper.bad)
-        row.stepped()
-    return spent
+    return sent(torch.tensor([[a for a, _ in steps], [b - a for a, b in steps]], dtype=torch.float64), device)
 
 
 def groups(rows: Sequence[Row], shapes: Sequence[int]) -> Iterator[tuple[list[Row], int]]:
     """The rows of one pass in batches, each with the shape it is filled up to: the smallest that holds it."""
-    shared = dict[str, list[Row]]()
+    shared, most = dict[str, list[Row]](), max(shapes)
     for row in rows:
-        if row.alone or max(shapes) == 1:
+        if row.alone or most == 1:
             yield [row], 1
         else:
             shared.setdefault(row.alike, []).append(row)
     for some in shared.values():
-        for start in range(0, len(some), max(shapes)):
-            part = some[start : start + max(shapes)]
+        for start in range(0, len(some), most):
+            part = some[start : start + most]
             yield part, min(shape for shape in shapes if shape >= len(part))

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from tsdfm.errors import UserError
 from tsdfm.flow import Jump, RowNoise, grid, reads_of
 from tsdfm.flow.jump import remembers
 from tsdfm.flow.logits import Reads
+from tsdfm.flow.noise import JoinedNoise, sent
 from tsdfm.flow.walk import begin
 from tsdfm.methods import bound_of
 from tsdfm.nn.ddit import DDiT
@@ -28,12 +29,24 @@ from tsdfm.samples.guide import Guide, compass_for, own_compass
 from tsdfm.samples.lengths import bounds
 from tsdfm.samples.model import TextModel, load
 from tsdfm.samples.quick import Pass, settled
-from tsdfm.serve.row import Row, step_together
+from tsdfm.serve.row import Crowd, Row, gathered
 
 ROWS = 64  # texts in the largest batch, where nothing else was asked for: a GPU is long busy then
 FEW = 8  # texts in the running batch of a CPU: with more, each takes longer and none is done sooner
 MOST = 100  # jumps that are kept by their names
 PLACES = 512  # positions that the head is asked for at a time, where batches have one shape
+
+
+class Start(NamedTuple):
+    """What a text begins from; `dials` are temperature and top-p, `given` is its row, [1, L], on the host."""
+
+    number: int
+    seed: int
+    steps: int
+    dials: tuple[float, float]
+    jump: str = "auto"
+    guide: str = "blind"
+    given: Given | None = None
 
 
 class Elsewhere:
@@ -107,29 +120,43 @@ class Served:
         found = Guide(guide, self.compass)
         return found.around(plain, held, Stats(found.settings.k), self.model.velocity.spec.prompted)
 
-    def row(
-        self, number: int, seed: int, steps: int, dials: tuple[float, float], jump: str, guide: str, given: Given | None
-    ) -> Row:
-        """A text at its beginning; `given` is its row, [1, L]."""
-        plain = guide == "blind" and not remembers(type(self.jump(jump, "blind")))
+    def begin(self, starts: Sequence[Start]) -> list[Row]:
+        """Texts at their beginning, in the order of `starts`: those that may share passes begin together."""
+        rows, shared = dict[int, Row](), dict[str, list[int]]()
+        for number, start in enumerate(starts):
+            if max(self.shapes) > 1 and start.guide == "blind" and not remembers(type(self.jump(start.jump, "blind"))):
+                shared.setdefault(start.jump, []).append(number)
+            else:
+                rows[number] = self.crowd([start]).rows[0]
+        for some in shared.values():
+            rows.update(zip(some, self.crowd([starts[number] for number in some]).rows, strict=True))
+        return [rows[number] for number in range(len(starts))]
+
+    def crowd(self, starts: Sequence[Start]) -> Crowd:
+        """Texts that begin together: one, or several with a jump that remembers nothing, and no guide."""
+        first, spec = starts[0], self.model.velocity.spec
+        plain = first.guide == "blind" and not remembers(type(self.jump(first.jump, "blind")))
         here = torch.device("cpu") if plain else self.device  # a device that is making a pass is not waited for
-        if given is not None and here.type != "cpu":
-            given = given.rows(torch.zeros(1, dtype=torch.int64), here)
-        noise = RowNoise(seed, torch.tensor([number], device=here))
-        x_0 = self.model.velocity.source.draw((1, self.model.velocity.spec.length), noise, here)
-        chosen = self.jump(jump, guide, given.held if given else None)
+        given = joined_given([start.given for start in starts], spec.length, here)
+        chosen = self.jump(first.jump, first.guide, given.held if given else None)
+        noise: RowNoise | JoinedNoise
+        if len(starts) == 1:
+            noise = RowNoise(first.seed, torch.tensor([first.number], device=here))
+        else:
+            noise = JoinedNoise.begun([start.seed for start in starts], [start.number for start in starts])
         walk, x = begin(
             self.at(1, reads_of(chosen)),
-            x_0,
+            self.model.velocity.source.draw((len(starts), spec.length), noise, here),
             chosen,
             noise,
             given=(given.held, given.tokens) if given else (None, None),
-            dials=dials,
+            dials=[start.dials for start in starts],
             limits=given.limits(self.model.tokenizer) if given else None,
         )
         if here != self.device:
-            walk, x = walk.moved(self.device, self.allowed(walk.shaper.allowed)), x.to(self.device, non_blocking=True)
-        return Row(walk, x, grid(steps), f"{jump} {guide}")
+            walk, x = walk.moved(self.device, self.allowed(walk.shaper.allowed)), sent(x, self.device)
+        alike = f"{first.jump} {first.guide}"
+        return Crowd(walk, x, [Row(walk.jump, grid(start.steps), alike) for start in starts])
 
     def allowed(self, sets: Tensor | None) -> Tensor | None:
         """The allowed tokens [sets, V] that all rows of this model share, on its device."""
@@ -137,18 +164,20 @@ class Served:
             self.limits.append(sets.to(self.device))
         return None if sets is None else self.limits[0]
 
+    def gather(self, rows: Sequence[Row], shape: int) -> Crowd:
+        """The crowd of rows that share a pass in a batch of a shape."""
+        return gathered(rows, self.at(shape, reads_of(rows[0].jump)))
+
     @torch.no_grad()
     def step(self, rows: Sequence[Row], shape: int, *, alone: bool = False) -> float:
         """One pass of the network for rows of this model, in a batch of a shape; the seconds of the pass itself.
 
         A row that is `alone`, nobody waits for a place nor looks at its states, may take all of its passes at once.
         """
+        crowd = self.gather(rows, shape)
         with autocast(self.model.bf16, self.device):
-            if alone and rows[0].taken == 0 and rows[0].walk.whole(rows[0].x, rows[0].points) is not None:
-                return rows[0].solve()
-            if shape == 1:
-                return rows[0].step()
-            return step_together(rows, self.at(shape, reads_of(rows[0].walk.jump)))
+            spent = crowd.solve() if alone and shape == 1 else None
+            return crowd.step() if spent is None else spent
 
     @torch.no_grad()
     def score(self, given: Given, number: int, tokens: Tensor, seed: int, h: float) -> float:
@@ -177,16 +206,27 @@ class Served:
         return torch.equal(here.view(rows, -1), there.view(rows, -1).roll(-1, 0))
 
     def warm(self) -> None:
-        """Run every shape as often as it takes to compile and record it."""
+        """Run every shape as often as it takes to compile and record it; a text by itself with and without a prompt."""
+        spec, dials = self.model.velocity.spec, (self.defaults.temperature, 1.0)
+        none = torch.zeros(1, spec.length, dtype=torch.int64)
+        held = (torch.arange(spec.length) == 0)[None]
+        prompts = (None, Given(held, none, none))
         for shape in self.shapes:
             for _ in range(3 if self.device.type == "cuda" else 1):
-                rows = [
-                    self.row(n, 0, 1, (self.defaults.temperature, 1.0), "auto", "blind", None) for n in range(shape)
-                ]
-                self.step(rows, shape)
-                if shape == 1:  # and a text by itself
-                    how = (self.defaults.temperature, 1.0), "auto", "blind", None
-                    self.step([self.row(0, 0, self.defaults.steps, *how)], 1, alone=True)
+                self.step(self.begin([Start(n, 0, 1, dials) for n in range(shape)]), shape)
+                for given in prompts if shape == 1 else ():
+                    start = Start(0, 0, self.defaults.steps, dials, given=given)
+                    self.step(self.begin([start]), 1, alone=True)
+
+
+def joined_given(parts: Sequence[Given | None], length: int, device: torch.device) -> Given | None:
+    """What is given of some rows, [1, L] each, as one [B, L] on a device; none where nothing is given of any."""
+    if all(part is None for part in parts):
+        return None
+    none = torch.zeros(1, length, dtype=torch.int64)
+    nothing = Given(none.bool(), none, none)
+    rows = [part or nothing for part in parts]
+    return Given(*(torch.cat([getattr(row, n) for row in rows]).to(device) for n in ("held", "tokens", "sides")))
 
 
 def load_served(

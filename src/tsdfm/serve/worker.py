@@ -15,13 +15,14 @@ import torch
 from tsdfm.errors import UserError
 from tsdfm.samples.lengths import TIMES
 from tsdfm.serve.jobs import Late, Place, Seen
-from tsdfm.serve.row import Fetch, Row, groups, marked, reached, wait_for
-from tsdfm.serve.served import Served
+from tsdfm.serve.row import Fetch, Row, groups, marked, reached
+from tsdfm.serve.served import Served, Start
 
 if TYPE_CHECKING:
     from tsdfm.serve.scheduler import Scheduler
 
 Result = TypeVar("Result")
+NAP = 5e-5  # seconds between two looks at a device that is making a pass
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Worker:
         self.scheduler, self.models = scheduler, {served.name: served for served in models}
         self.live, self.turn, self.warm = list[Place](), 0, False
         self.device = models[0].device
-        self.ahead, self.mark = self.device.type in self.works_alone, None
+        self.ahead, self.mark, self.began = self.device.type in self.works_alone, None, 0.0
         self.leaving = list[tuple[list[Look], Fetch]]()
         self.thread = threading.Thread(target=self.run, name=f"tsdfm-{self.device}", daemon=True)
         self.thread.start()
@@ -77,22 +78,26 @@ class Worker:
     def next_model(self) -> Served | None:
         """Whose turn it is, once there are rows; none when it is over. Rows that nobody waits for go before."""
         scheduler = self.scheduler
-        with scheduler.changed:
-            while True:
+        while True:
+            with scheduler.changed:
+                self.began = time.perf_counter()
                 self.come_and_go()
                 if self.live:
                     names = [n for n in self.models if any(place.job.ask.model == n for place in self.live)]
                     self.turn += 1
                     return self.models[names[self.turn % len(names)]]
-                if scheduler.closing:
-                    return None
-                scheduler.changed.wait()
+                if not self.leaving:
+                    if scheduler.closing:
+                        return None
+                    scheduler.changed.wait()
+            self.hand_out(self.left())  # nobody else keeps the device busy
 
     def come_and_go(self) -> None:
         """Rows of jobs that have ended, or whose time is over, leave; those who wait come in while there is room."""
         now, waiting = self.scheduler.clock(), self.scheduler.waiting
-        for job in {place.job for place in (*self.live, *waiting) if place.job.deadline < now}:
-            job.fail(Late(f"the request was not done within {self.scheduler.limits.deadline:g} s"))
+        for place in (*self.live, *waiting):
+            if place.job.deadline < now:
+                place.job.fail(Late(f"the request was not done within {self.scheduler.limits.deadline:g} s"))
         self.live = [place for place in self.live if not place.job.done.done()]
         still = [place for place in waiting if not place.job.done.done()]
         if len(still) < len(waiting):
@@ -108,30 +113,39 @@ class Worker:
 
     def turn_of(self, served: Served) -> None:
         """A pass of a model's rows, and what it took."""
-        began, tally = time.perf_counter(), self.scheduler.tally
-        rows, inside = self.rows_of(served), 0.0
-        if self.ahead:
-            came, hidden = time.perf_counter(), not reached(self.mark)
-            wait_for(self.mark)  # rows have come in while the pass before was made; some may still have come
-            inside = time.perf_counter() - (began if hidden else came)
+        tally, hidden = self.scheduler.tally, 0.0
+        rows, came = self.rows_of(served)
+        room = self.scheduler.limits.rows
+        while len(self.live) < room and not reached(self.mark):  # who comes during the pass before begins meanwhile
             with self.scheduler.changed:
+                before = len(self.live)
                 self.admit()
-            rows = self.rows_of(served)
+            if len(self.live) > before:
+                rows, more = self.rows_of(served)
+                came += more
+            else:
+                time.sleep(NAP)
+            hidden = time.perf_counter() - self.began
+        if not reached(self.mark):
+            hidden = time.perf_counter() - self.began
         begun = {row: row.passes for row in rows}
-        inside += self.one_pass(served, rows)
-        spent = time.perf_counter() - began
+        inside = hidden + self.one_pass(served, rows)
+        spent = time.perf_counter() - self.began
         with self.scheduler.changed:
             made = {row: row.passes - before for row, before in begun.items()}
             tally.passes, tally.rows = tally.passes + max(made.values(), default=0), tally.rows + sum(made.values())
-            tally.busy, tally.own = tally.busy + spent, tally.own + spent - inside
+            tally.turn(spent, spent - inside, came > 0)
 
-    def rows_of(self, served: Served) -> dict[Row, Place]:
-        """The live rows of a model; those that have just come are begun."""
+    def rows_of(self, served: Served) -> tuple[dict[Row, Place], int]:
+        """The live rows of a model, laid together for a pass, and how many of them have just come, which begin."""
         mine = [place for place in self.live if place.job.ask.model == served.name]
-        for place in mine:
-            if place.row is None:
-                self.guarded([place], partial(self.begin, served, place))
-        return {place.row: place for place in mine if place.row is not None}
+        new = [place for place in mine if place.row is None]
+        if new:
+            self.begin(served, new)
+        rows = {place.row: place for place in mine if place.row is not None}
+        for some, shape in groups(list(rows), served.shapes) if self.ahead else ():
+            self.guarded([rows[row] for row in some], partial(served.gather, some, shape))
+        return rows, len(new)
 
     def one_pass(self, served: Served, rows: dict[Row, Place]) -> float:
         """A pass of all rows of a model; the seconds in which its network was asked and waited for."""
@@ -140,31 +154,47 @@ class Worker:
         for some, shape in groups(list(rows), served.shapes):
             places = [rows[row] for row in some]
             inside += self.guarded(places, partial(served.step, some, shape, alone=alone)) or 0.0
+        before = self.left()
         looked = [(row, place) for row, place in rows.items() if row.written or place.job.on_pass is not None]
         looks = [Look(served, p, r, r.passes, r.t, r.written) for r, p in looked if not p.job.done.done()]
-        began = time.perf_counter()
-        before, self.leaving = self.leaving, []
         if looks:
             self.leaving.append((looks, Fetch([look.row for look in looks])))
         self.live = [place for place in self.live if place.row is None or not place.row.written]
         self.mark = marked(self.device) if self.ahead else None
-        if not (self.ahead and self.live):  # nobody else keeps the device busy
-            before, self.leaving = [*before, *self.leaving], []
-        known = [(look, *found) for looks, fetch in before for look, found in zip(looks, fetch.get(), strict=True)]
-        inside += time.perf_counter() - began
+        if not self.ahead or not (self.live or self.scheduler.waiting):  # nobody else keeps the device busy
+            before += self.left()
         began = time.perf_counter()
+        waited = self.hand_out(before)
+        return inside + (waited if reached(self.mark) else time.perf_counter() - began)
+
+    def left(self) -> list[tuple[list[Look], Fetch]]:
+        """What is on its way from the device; it is this one's to hand out."""
+        found, self.leaving = self.leaving, []
+        return found
+
+    def hand_out(self, fetched: Sequence[tuple[list[Look], Fetch]]) -> float:
+        """Tell of rows what has been fetched of them; the seconds that the device was waited for."""
+        began = time.perf_counter()
+        known = [(look, *found) for looks, fetch in fetched for look, found in zip(looks, fetch.get(), strict=True)]
+        waited = time.perf_counter() - began
         for look, tokens, bad in known:
             self.guarded([look.place], partial(self.after, look, tokens, bad))
-        return inside if reached(self.mark) else inside + time.perf_counter() - began
+        return waited
 
-    def begin(self, served: Served, place: Place) -> None:
-        """A row for a place that has just come."""
-        job, given = place.job, place.given(torch.device("cpu"))
-        place.row = row = served.row(
-            place.number, job.ask.seed, job.steps, job.dials, job.ask.jump, job.ask.guide, given
-        )
-        if job.on_pass is not None:
-            self.show(Look(served, place, row, 0, row.t, False), row.x[0].tolist())
+    def begin(self, served: Served, places: Sequence[Place]) -> None:
+        """Rows for places that have just come, together; where one of them cannot begin, one by one."""
+        try:
+            rows = served.begin([start_of(place) for place in places])
+        except Exception as problem:
+            if len(places) == 1:
+                self.failed(places, problem)
+            for place in places if len(places) > 1 else ():
+                self.begin(served, [place])
+            return
+        for place, row in zip(places, rows, strict=True):
+            place.row = row
+            if place.job.on_pass is not None:
+                self.guarded([place], partial(self.show, Look(served, place, row, 0, row.t, False), row.x[0].tolist()))
 
     def after(self, look: Look, tokens: list[int], bad: bool) -> None:
         """What a pass has made is told; a finished row is handed out."""
@@ -200,8 +230,18 @@ class Worker:
         try:
             return work()
         except Exception as problem:
-            if not isinstance(problem, UserError):
-                traceback.print_exc()
-            for place in places:
-                place.job.fail(problem)
+            self.failed(places, problem)
             return None
+
+    def failed(self, places: Sequence[Place], problem: Exception) -> None:
+        """These rows' jobs end by a problem, which is shown where it is not the user's."""
+        if not isinstance(problem, UserError):
+            traceback.print_exception(problem)
+        for place in places:
+            place.job.fail(problem)
+
+
+def start_of(place: Place) -> Start:
+    """What the text of a place begins from."""
+    job, given = place.job, place.given(torch.device("cpu"))
+    return Start(place.number, job.ask.seed, job.steps, job.dials, job.ask.jump, job.ask.guide, given)
