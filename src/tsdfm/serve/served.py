@@ -203,7 +203,7 @@ class Served:
         with autocast(self.model.bf16, self.device):
             here = self.at(rows).look(x, t, h)(places)
             there = self.at(rows).look(x.roll(1, 0), t.roll(1, 0), h.roll(1, 0))(places)
-        return torch.equal(here.view(rows, -1), there.view(rows, -1).roll(-1, 0))
+        return torch.equal(here.reshape(rows, -1), there.reshape(rows, -1).roll(-1, 0))
 
     def warm(self) -> None:
         """Run every shape as often as it takes to compile and record it; a text by itself with and without a prompt."""
