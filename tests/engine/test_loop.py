@@ -37,22 +37,25 @@ def same_files(a: Path, b: Path) -> bool:
     return all((a / n).read_bytes() == (b / n).read_bytes() for n in names)
 
 
+class Cut(Exception):
+    """The end of a process."""
+
+
+class Breaks(Denoise):
+    """Breaks off in its eighth step."""
+
+    def loss(self, model: Any, batch: Any, step: int) -> Any:
+        if step == 7:
+            raise Cut
+        return super().loss(model, batch, step)
+
+
 @pytest.mark.parametrize("rule", ["adamw", "muon"])
 def test_a_resumed_run_is_bitwise_the_unbroken_one(tmp_path: Path, rule: str) -> None:
     """Broken at 5 of 11 steps: between reports (every 2) and evaluations (every 3), with dropout and accumulation."""
     given: dict[str, Any] = {"net": {"dropout": 0.3}, "task": {"poison": (3,)}, "optim": {"rule": rule}}
     loop = {"steps": 11, "micro": 4, "save_every": 5}
     whole = train(tmp_path / "whole", ALONE, loop=loop, **given)
-
-    class Cut(Exception):
-        pass
-
-    class Breaks(Denoise):
-        def loss(self, model: Any, batch: Any, step: int) -> Any:
-            if step == 7:
-                raise Cut
-            return super().loss(model, batch, step)
-
     with pytest.raises(Cut):
         train(tmp_path / "cut", ALONE, loop=loop, made=Breaks(Net(dropout=0.3), poison=(3,)), optim={"rule": rule})
     with (tmp_path / "cut" / "metrics.jsonl").open("a") as file:
@@ -65,6 +68,14 @@ def test_a_resumed_run_is_bitwise_the_unbroken_one(tmp_path: Path, rule: str) ->
     states = [read_state(p) for p in (resumed, whole)]
     assert states[0] == states[1]
     assert states[0]["tokens"] == 11 * 8 * toy_training.LENGTH
+
+
+def test_a_run_that_is_ended_later_is_the_one_that_knew_its_end(tmp_path: Path) -> None:
+    loop, optim = {"steps": 11, "save_every": 5}, {"decay": 4}
+    whole = train(tmp_path / "whole", ALONE, loop=loop, optim=optim)
+    with pytest.raises(Cut):
+        train(tmp_path / "open", ALONE, loop={**loop, "steps": 10**6}, optim=optim, made=Breaks(Net()))
+    assert same_files(train(tmp_path / "open", ALONE, loop=loop, optim=optim, resume=True), whole)
 
 
 def test_the_check_above_can_fail(tmp_path: Path) -> None:

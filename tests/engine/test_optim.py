@@ -25,6 +25,18 @@ def test_warm_up_then_cosine_to_the_floor() -> None:
     assert lr_at(0, 1, OptimSettings(lr=2.0, warmup=0)) == 2.0
 
 
+def test_the_rate_may_hold_its_peak_until_the_end_comes() -> None:
+    optim = OptimSettings(lr=2.0, warmup=4, floor=0.1, decay=4)
+    rates = [lr_at(step, 13, optim) for step in range(13)]
+    assert rates[3:9] == [2.0] * 6
+    assert rates[10] == pytest.approx(2.0 * 0.55)
+    assert rates[12] == pytest.approx(0.2)
+    assert [lr_at(step, 10**6, optim) for step in range(9)] == rates[:9]  # a run that is ended later begins the same
+    cosine = OptimSettings(lr=2.0, warmup=4, floor=0.1)
+    long = OptimSettings(lr=2.0, warmup=4, floor=0.1, decay=100)
+    assert [lr_at(step, 13, long) for step in range(13)] == [lr_at(step, 13, cosine) for step in range(13)]
+
+
 def test_matrices_decay_and_vectors_and_embeddings_do_not() -> None:
     model = Net()
     model.embed.weight.requires_grad_(False)

@@ -195,6 +195,13 @@ def test_a_recipe_extends_another(tmp_path: Path) -> None:
         read_recipe(str(tmp_path / "one.toml"))
 
 
+def test_a_stage_of_the_recipe_below_may_be_left_out() -> None:
+    below = recipe(judge={"loop": {"steps": 3}})
+    assert plan(below).judge is not None
+    assert make_plan(Recipe([below, {"judge": False}]), OUT).judge is None
+    assert make_plan(Recipe([below, {"judge": False}, {"judge": {}}]), OUT).judge is not None
+
+
 @pytest.mark.parametrize("name", shipped())
 def test_every_shipped_recipe_plans(name: str) -> None:
     made = make_plan(read_recipe(name), OUT)

@@ -123,6 +123,18 @@ def test_runs_that_differ_by_their_seed_are_one_row(home: Path, table: dict[str,
     assert both[0]["runs"][0]["pass@1"] == pytest.approx(first["pass@1"])
 
 
+def test_the_same_problems_of_tokens_made_again_are_not_answered_twice(
+    home: Path, table: dict[str, Any], tmp_path: Path
+) -> None:
+    """Pipelines that differ by their seed make the same tokens, each in a folder of its own."""
+    words = {"corpus": home / "corpus", "vocab_size": 400, "length": 58, "layout": "prompt", "workers": 1}
+    again = make_tokens(TokensSettings(**words, out=tmp_path / "tokens"))
+    before = {path: path.stat().st_mtime_ns for path in (home / "report/cells").iterdir()}
+    asked = ["report", "answers", str(home), "--tokens", str(again), "--out", str(home / "report"), *FEW]
+    assert main([*asked, "--problems", "6"]) == 0
+    assert {path: path.stat().st_mtime_ns for path in (home / "report/cells").iterdir()} == before
+
+
 def test_problems_of_a_file_and_the_papers_table(home: Path, tmp_path: Path) -> None:
     """Numbers decide, equations are the stricter measure; a problem that leaves no room counts as unsolved."""
     file = tmp_path / "test.jsonl"

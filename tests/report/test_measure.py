@@ -26,10 +26,11 @@ from tsdfm.metrics.intervals import Estimate
 from tsdfm.metrics.ngrams import TextStats, entropy_bits
 from tsdfm.report.bench import Bench, bias_key, judge_stories, spread
 from tsdfm.report.cells import Cells, load_cell, written
+from tsdfm.report.desk import Desk
 from tsdfm.report.measure import run
 from tsdfm.report.rows import Row, rows_in
 from tsdfm.report.runs import run_at
-from tsdfm.report.settings import MeasureSettings
+from tsdfm.report.settings import MainSettings, MeasureSettings
 from tsdfm.report.summary import closing
 from tsdfm.samples.guide import Guide
 from tsdfm.samples.model import TextModel
@@ -84,6 +85,13 @@ def test_a_teacher_has_its_own_steps_unless_there_are_none(report_home: Path) ->
     assert [row["steps"] for row in measure(own, teacher)] == [2, 3]
     model, bench = run_at(teacher), Bench(own)
     assert bench.row(model, bench.cell(model, 2), name="mine").method == "mine"
+
+
+def test_passes_are_made_as_asked(report_home: Path, tmp_path: Path) -> None:
+    run = run_at(report_home / "fs-dfm-uniform")
+    assert Bench(replace(SMALL, quick="off")).model(run).passes.how == "off"
+    desk = Desk("main", MainSettings(runs=(report_home,), out=tmp_path, device="cpu", quick="record"))
+    assert desk.model(run).passes.how == "record"
 
 
 def test_nothing_is_sampled_twice(report_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,10 +19,15 @@ def lr_at(step: int, steps: int, optim: OptimSettings) -> float:
 
     step < warmup:  lr · (step + 1) / warmup
     after it:       lr · [floor + (1 − floor) · (1 + cos(π u)) / 2],  u from 0 (end of warm-up) to 1 (last step)
+
+    With `decay`, u is 0 until so many steps before the last: the rate holds its peak, and how long it does need not be
+    known before, as a run may be resumed with other `steps`.
     """
     if step < optim.warmup:
         return optim.lr * (step + 1) / optim.warmup
-    u = min(1.0, (step - optim.warmup) / max(1, steps - 1 - optim.warmup))
+    last = steps - 1
+    begin = optim.warmup if optim.decay is None else max(optim.warmup, last - optim.decay)
+    u = min(1.0, max(0, step - begin) / max(1, last - begin))
     return optim.lr * (optim.floor + (1 - optim.floor) * (1 + math.cos(math.pi * u)) / 2)
 
 

@@ -45,6 +45,9 @@ class OptimSettings(Settings):
     weight_decay: float = option(0.03, "decay of matrices; vectors, norms and embeddings have none", low=0)
     warmup: int = option(100, "steps of linear warm-up", low=0)
     floor: float = option(0.1, "where the cosine ends, as a share of the peak", low=0, high=1)
+    decay: int | None = option(
+        None, "steps at the end in which the rate falls, after it has held its peak; none: all after warm-up", low=1
+    )
     clip: float = option(1.0, "largest gradient norm; 0 turns clipping off", low=0)
     ema: float = option(0.9999, "decay of the averaged weights; 0 turns them off", low=0, below=1)
     ema_warmup: bool = option(True, "let the average follow fast at first: decay min(ema, (1+n)/(10+n))")

@@ -3,6 +3,7 @@
     extends = "tiny_cpu"              # start from another recipe; what this one says wins
     sources = ["uniform", "mask"]     # every model is trained for each of them
     seed = 1                          # of all that is trained and measured
+    judge = false                     # a stage that the other recipe has, and this one has not
 
     [models.ts-dfm]
     method = "ts-dfm"                 # of `tsdfm.methods`, or "compass"; all other words are its settings
@@ -147,7 +148,8 @@ class Recipe:
 
     def __init__(self, files: Sequence[Plain], flags: Plain | None = None) -> None:
         self.names, named = dict[str, str](), dict[str, str]()
-        self.files: Plain = reduce(merge, (in_models(file, self.names) for file in files))
+        merged = reduce(merge, (in_models(file, self.names) for file in files))
+        self.files: Plain = {word: value for word, value in merged.items() if word not in STAGES or value is not False}
         self.flags: Plain = in_models(flags or {}, named, flags=True)
         for name, where in named.items():
             if NEW & own(self.flags, name).keys():

@@ -80,7 +80,7 @@ class Bench:
     def model(self, run: TrainedRun) -> TextModel:
         """The run's model; the last one is kept, as tables go run by run."""
         if self._model is None or self._model[0] != run.path:
-            self._model = (run.path, load(run.path, self.asked.device))
+            self._model = (run.path, replace(load(run.path, self.asked.device), quick=self.asked.quick))
         return self._model[1]
 
     def cell(

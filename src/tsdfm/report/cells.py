@@ -175,7 +175,7 @@ def load_cell(path: Path) -> Cell:
             raise Wrong("it has another format")
         check(list[str], plain.get("tokens"), "tokens")
         plain["tokens"] = [[int(word) for word in row.split()] for row in plain["tokens"]]
-        check(Cell, plain)
+        check(Cell, {**plain, "tokens": []})  # numbers they are; to look at each of millions again takes seconds
         if any(len(row) != plain["length"] for row in plain["tokens"]) or len(plain["tokens"]) != len(plain["texts"]):
             raise Wrong(f"there are not {plain['length']} tokens of every text")
         return Cell(**{f.name: plain[f.name] for f in fields(Cell) if f.name in plain})

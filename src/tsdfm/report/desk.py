@@ -150,7 +150,7 @@ def measure_settings(given: ReportSettings, before: Plain, home: Path) -> Measur
     """How texts are made and judged: as is asked, or as the runs were measured `before`."""
     samples = before.get("samples", SAMPLES)
     samples = min(samples, GUIDED) if isinstance(given, GuidedSettings) else samples
-    same = {name: getattr(given, name) for name in ("temperature", "top_p", "jump", "device")}
+    same = {name: getattr(given, name) for name in ("temperature", "top_p", "jump", "device", "quick")}
     return MeasureSettings(
         samples=samples if given.samples is None else given.samples,
         seed=before.get("seed", 0) if given.seed is None else given.seed,

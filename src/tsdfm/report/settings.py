@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tsdfm.distil.settings import NavigateSettings, PolicyName
 from tsdfm.errors import UserError
 from tsdfm.ranges import SEED
-from tsdfm.samples.defaults import JUMP
+from tsdfm.samples.defaults import JUMP, QUICK, How
 from tsdfm.settings import ModelPath, Name, OutFile, Settings, option, required
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ class MeasureSettings(Stepped):
     control: str = option("control", f"the method a frontier is compared with {INSTEAD}")
     definition: Definition = option("paper", f"for the frontier, {DEFINITION}")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
+    quick: How = option("auto", QUICK)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +88,7 @@ class ReportSettings(Listed):
     world: str | None = option(None, "story world that judges: full or small; none finds it, '' is no story world")
     judges: tuple[str, ...] = option((), "more judges, as `tsdfm judge score` takes them; may be given many times")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
+    quick: How = option("auto", QUICK)
     verbose: bool = option(False, "print whole tables and every cell; without it, what fits on a screen")
 
 

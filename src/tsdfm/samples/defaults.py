@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from tsdfm.settings import Settings, build, option
 
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from tsdfm.samples.settings import SampleSettings
 
 JUMP = "how a state moves: auto is the method's own; euler, cumulative, ancestral, or one that a method brings"
+How = Literal["auto", "record", "compile", "off"]
+QUICK = "on a GPU, replay recorded passes: auto where it pays, record at once, compile before (slow start), or off"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from tsdfm.distil.settings import NavigateSettings, PolicyName
 from tsdfm.ranges import SEED
-from tsdfm.samples.defaults import JUMP
+from tsdfm.samples.defaults import JUMP, QUICK, How
 from tsdfm.settings import ModelPath, OutFile, Settings, option
 
 
@@ -53,10 +53,7 @@ class SampleSettings(Settings):
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     long: bool = option(False, "write even what would take more than a day")
     batch: int | None = option(None, "texts at a time; none sizes it by memory", low=1)
-    quick: Literal["auto", "record", "compile", "off"] = option(
-        "auto",
-        "on a GPU, replay recorded passes: auto where it pays, record at once, compile before (slow start), or off",
-    )
+    quick: How = option("auto", QUICK)
     out: OutFile | None = option(None, "also write the texts to this file, a JSON object a line")
     live: bool = option(False, "replay the texts appearing step by step in the terminal")
     stream: bool = option(False, "show every pass as it comes: in place on a terminal, else as JSON lines")
