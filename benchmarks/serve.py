@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import uvicorn
 
@@ -46,8 +46,10 @@ from tsdfm.serve.worker import Worker
 from tsdfm.settings import ModelPath, option
 from tsdfm.store.bundle import default_model
 
-WAYS = ("one by one", "static", "by the step")
-LOADS = ("one", "clients", "times")
+Way = Literal["one by one", "static", "by the step"]
+Load = Literal["one", "clients", "times"]
+WAYS: tuple[Way, ...] = get_args(Way)
+LOADS: tuple[Load, ...] = get_args(Load)
 LONE = 32  # requests of one client by itself, at most
 WARM = 3  # calls that compile, record and replay
 
@@ -69,8 +71,8 @@ class ServeBenchmark:
     quick: str = option("auto", "auto, compile, record or off, as for `tsdfm serve`")
     seed: int = option(0, "of the times at which requests come")
     rounds: int = option(1, "how often each load is asked; with more, what it is compared with is timed before each")
-    ways: tuple[str, ...] = option(WAYS, "which of the ways")
-    loads: tuple[str, ...] = option(LOADS, "which loads: one client by itself, all clients, requests at random times")
+    ways: tuple[Way, ...] = option(WAYS, "which of the ways")
+    loads: tuple[Load, ...] = option(LOADS, "which loads: one client by itself, all clients, requests at random times")
     device: str = option("auto", "auto, cpu or cuda")
     out: Path | None = option(None, "folder for the table as JSON")
 

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from tsdfm import start, terminal
 from tsdfm.errors import UserError
-from tsdfm.report.commands import TABLES
+from tsdfm.report.commands import TABLES, settings_of
 from tsdfm.settings import add_flags, build, flag_values, merge, nearest, switches
 from tsdfm.store.files import read_any_json
 
@@ -131,7 +131,7 @@ VERBS = {
     ),
     **{
         f"report {name}": Verb(
-            f"tsdfm.report.settings:{name.capitalize()}Settings",
+            f"tsdfm.report.settings:{settings_of(name)}",
             "tsdfm.report.desk:run",
             made.help,
             positional="runs",

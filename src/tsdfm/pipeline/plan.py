@@ -230,7 +230,7 @@ def used_model(entry: Entry) -> Model:
 def with_report(plan: Plan, recipe: Recipe) -> Plan:
     """The plan with the tables that [report] names, each with its settings, and the page."""
     from tsdfm.report import settings as known_settings
-    from tsdfm.report.commands import TABLES
+    from tsdfm.report.commands import TABLES, settings_of
 
     sections, own = recipe.section("report") or {}, [field.name for field in fields(ReportSettings)]
     known(sections, (*own, *TABLES), "setting of [report]")
@@ -246,7 +246,7 @@ def with_report(plan: Plan, recipe: Recipe) -> Plan:
         models = [*plan.examined().values()] if name == "compass" else plan.writers()
         if name == "compass" and not models:
             continue  # one that is used from elsewhere, and was not examined there
-        kind = getattr(known_settings, f"{name.capitalize()}Settings")
+        kind = getattr(known_settings, settings_of(name))
         given = {"runs": [plan.out, *(path for path in models if path.parent != plan.out)], **table(sections, name)}
         tables.append(Table(name, build(kind, given, f"report.{name}")))
     return replace(plan, tables=tuple(tables), report=report)

@@ -89,10 +89,11 @@ def make_report(plan: Plan) -> None:
 
         terminal.say(f"── report: {plan.measure.samples} texts of each model at each number of steps")
         measure(plan.measure, plan.writers(), plan.out / "tokens", report, verbose=verbose)
-    for table in plan.tables:
+    if plan.tables:
         from tsdfm.report.desk import run as make_table
 
-        make_table(replace(table.settings, verbose=verbose))
+        for table in plan.tables:
+            make_table(replace(table.settings, verbose=verbose))
     if wanted is not None and wanted.trajectories:
         record_all(plan, wanted.trajectories)
     page = None

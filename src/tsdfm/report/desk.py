@@ -14,7 +14,7 @@ from tsdfm.distil.settings import NavigateSettings
 from tsdfm.errors import UserError
 from tsdfm.report.bench import Bench
 from tsdfm.report.cells import Cell, Cells, hardware
-from tsdfm.report.commands import TABLES
+from tsdfm.report.commands import TABLES, settings_of
 from tsdfm.report.paper import QUOTES
 from tsdfm.report.rows import REAL, Plain, Row
 from tsdfm.report.runs import TrainedRun, find_runs
@@ -138,8 +138,7 @@ class Desk(Bench):
 
 def run(settings: ReportSettings, *, beside: bool = False) -> Path:
     """Make the table that these settings are of, as `tsdfm report NAME` does; returns the path of its JSON."""
-    name = type(settings).__name__.removesuffix("Settings").lower()
-    made = TABLES[name]
+    name, made = next((n, made) for n, made in TABLES.items() if settings_of(n) == type(settings).__name__)
     desk = Desk(name, settings, judged=made.judged, modelled=made.modelled)
     module, _, function = made.run.partition(":")
     table = getattr(import_module(f"tsdfm.report.commands.{module}"), function)(desk, settings)

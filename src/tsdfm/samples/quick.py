@@ -245,9 +245,12 @@ def row_by_row(net: Net) -> Net:
     """
     shared: dict[int, Any] = {id(x): x for x in (*net.parameters(), *net.buffers())}
     made = copy.deepcopy(net, shared)
-    for module in made.modules():
-        if type(module) is nn.Linear and module is not made.head:
-            module.__class__ = RowLinear
+    for name, layer in list(made.named_modules()):
+        if type(layer) is nn.Linear and layer is not made.head:
+            rows = RowLinear(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
+            rows.weight, rows.bias = layer.weight, layer.bias
+            rows.train(layer.training)
+            made.set_submodule(name, rows)
     return made
 
 

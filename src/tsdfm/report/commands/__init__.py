@@ -18,6 +18,11 @@ class Made(NamedTuple):
     modelled: bool = True
 
 
+def settings_of(table: str) -> str:
+    """The class of `report.settings` that a table's settings are of."""
+    return f"{table.capitalize()}Settings"
+
+
 TABLES = {
     "main": Made("by_steps:main", "perplexity and entropy of every method by steps"),
     "frontier": Made(
