@@ -20,7 +20,7 @@ import torch
 from benchmarks.harness import random_spec, say
 from tsdfm.nn.ddit import parameters
 from tsdfm.public.export import write_tokenizer
-from tsdfm.public.layouts import SETS
+from tsdfm.public.layouts import ROTARY, SETS, rotary_rates
 from tsdfm.settings import option, required
 from tsdfm.tokens.bpe import PairTokenizer, byte_symbols, gpt2
 
@@ -67,6 +67,7 @@ def write(settings: CheckpointBenchmark) -> None:
     for ours, theirs in SETS["fs-dfm"].table(spec.shape.depth, settings.student).items():
         parts = torch.empty(shapes[ours]).normal_(std=0.02, generator=noise).chunk(len(theirs))
         state |= {name: part.clone() if len(parts) > 1 else part for name, part in zip(theirs, parts, strict=True)}
+    state[ROTARY] = rotary_rates(spec.shape)
     part = settings.out / f"{FILE}.part"
     torch.save({"student_model" if settings.student else "model": state, "step": 0}, part)
     part.rename(settings.out / FILE)
@@ -76,13 +77,12 @@ def write(settings: CheckpointBenchmark) -> None:
 def load(settings: CheckpointBenchmark) -> None:
     """Load it, let it answer once, and say what that took."""
     from tsdfm.engine.distributed import pick_device
-    from tsdfm.nn.settings import NetSettings
     from tsdfm.public.model import load_public
 
-    device, heads = pick_device(settings.device), NetSettings(preset=settings.preset).shape().heads
+    device = pick_device(settings.device)
     tokens = torch.zeros(1, 16, dtype=torch.int64, device=device)
     before, begin = resident(), time.perf_counter()
-    velocity, _, name = load_public(settings.out / FILE, device, heads=heads)
+    velocity, _, name = load_public(settings.out / FILE, device)
     seconds = time.perf_counter() - begin
     velocity(tokens, *(torch.full((1,), 0.5, device=device) for _ in range(2)))
     count = parameters(velocity.net)

@@ -90,6 +90,21 @@ def test_every_position_sees_every_other() -> None:
     assert bool((embedded.grad.abs().sum(-1) > 0).all())
 
 
+def test_a_decoder_of_16_bits_turns_by_angles_of_32() -> None:
+    """Rounded to 16 bits, cos and sin of far places would be those of others."""
+    shape = DecoderShape(width=16, depth=1, heads=2, kv_heads=1, head=8, hidden=24)
+    torch.manual_seed(0)
+    net = Decoder(shape, vocab=9, tokens=10)
+    for part in (net.embedding, net.blocks, net.norm):
+        part.to(torch.bfloat16)
+    tables: list[Tensor] = []
+    net.blocks[0].register_forward_pre_hook(lambda _, given: tables.extend(given[1:3]))
+    assert net.hidden(torch.zeros(1, 300, dtype=torch.int64)).dtype == torch.bfloat16
+    for table, want in zip(tables, net.rotary(300), strict=True):
+        assert torch.equal(table, want)
+        assert not torch.equal(table, want.bfloat16().float())
+
+
 def test_sizes_that_cannot_be_are_refused() -> None:
     with pytest.raises(UserError, match="kv_heads divides heads"):
         DecoderShape(width=16, depth=1, heads=3, kv_heads=2, head=8, hidden=24)

@@ -70,9 +70,8 @@ def public_state(kind: str, rows: int, seed: int = 0) -> dict[str, Tensor]:
     linear("output_layer.adaLN_modulation", 2 * D, C)
     linear("output_layer.linear", rows, D)
     state = {name: torch.randn(shape, generator=noise) * 0.2 for name, shape in shapes.items()}
-    if not apple:
-        head = D // HEADS
-        state["rotary_emb.inv_freq"] = 1.0 / 10_000 ** (torch.arange(0, head, 2).float() / head)
+    head = D // HEADS
+    state["rotary_emb.inv_freq"] = 1.0 / 10_000 ** (torch.arange(0, head, 2).float() / head)
     return {f"{PREFIX.get(kind, '')}{name}": tensor for name, tensor in state.items()}
 
 

@@ -153,6 +153,25 @@ def test_a_decoder_writes_and_goes_out_and_in(kind: str, tmp_path: Path) -> None
     assert torch.equal(again.sample(n=2, steps=4, seed=0, prefix="Mia").tokens, samples.tokens)
 
 
+def test_blocks_of_another_length(tmp_path: Path) -> None:
+    """The public sampler is told the length of a block, and no config says it: neither does ours have to."""
+    write_decoder("sdar", tmp_path / "public")
+    made = run(ImportSettings(source=str(tmp_path / "public"), out=tmp_path / "run", block=8))
+    assert load_velocity(made).spec.jump == "llada:8"
+    model = tsdfm.from_pretrained(tmp_path / "public", "cpu", block=8)
+    first = torch.randint(ROWS - 1, (1, LENGTH), generator=torch.Generator().manual_seed(1))
+    changed = first.clone()
+    changed[:, 7] = (changed[:, 7] + 1) % (ROWS - 1)
+    before, after = (model.velocity.net(tokens, torch.zeros(1)) for tokens in (first, changed))
+    assert not torch.equal(before[:, 0], after[:, 0])  # the last of a block of eight is seen by its first
+    changed = first.clone()
+    changed[:, 8] = (changed[:, 8] + 1) % (ROWS - 1)
+    assert torch.equal(before[:, :8], model.velocity.net(changed, torch.zeros(1))[:, :8])
+    write_decoder("dream", tmp_path / "other")
+    with pytest.raises(UserError, match="leave out --block"):
+        tsdfm.from_pretrained(tmp_path / "other", "cpu", block=8)
+
+
 def test_weights_stay_in_bf16(tmp_path: Path) -> None:
     write_decoder("dream", tmp_path / "public")
     for file in sorted((tmp_path / "public").glob("*.safetensors")):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.public.public_files import HEADS, write_public
+from tests.public.public_files import write_public
 
 import tsdfm
 from training import many_step
@@ -98,7 +98,7 @@ PLANS = {
 @pytest.mark.parametrize("kind", PLANS)
 def test_every_kind_that_is_rolled_out_stands_in_a_recipe(kind: str, tmp_path: Path) -> None:
     """The commands of the page on public checkpoints, up to their plan."""
-    more = {"dfm": ["--heads", str(HEADS)], "fs-dfm": ["--heads", str(HEADS), "--part", "student_model"]}.get(kind, [])
+    more = ["--part", "student_model"] if kind == "fs-dfm" else []
     place = tmp_path / "run"
     assert main(["import", str(write_public(kind, tmp_path / "public")), "--out", str(place), *more]) == 0
     recipe, flags = PLANS[kind]
@@ -115,7 +115,7 @@ def test_students_of_an_imported_dfm_by_the_large_recipe(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     write_public("dfm", tmp_path / "public")
     Path("public/config.json").write_text('{"model_length": 32}')
-    assert main(["import", "public/checkpoint.pth", "--heads", str(HEADS), "--out", "dfm"]) == 0
+    assert main(["import", "public/checkpoint.pth", "--out", "dfm"]) == 0
     assert main(["corpus", "--name", "world:small", "--limit", "120", "--valid", "0.1", "--out", "corpus"]) == 0
     words = ["--tokenizer", "gpt2", "--tokenizer-files", "public", "--length", "32", "--workers", "1"]
     assert main(["tokens", "--corpus", "corpus", "--out", "tokens", *words]) == 0

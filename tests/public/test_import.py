@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.public.public_files import BLOCKS, BPE, HEADS, TOKENS, D, public_state, rows_of, write_public
+from tests.public.public_files import (
+    BLOCKS,
+    BPE,
+    CONFIGS,
+    HEADS,
+    NESTED,
+    TOKENS,
+    D,
+    public_state,
+    rows_of,
+    write_public,
+)
 from torch import Tensor
 
 import tsdfm
-from tsdfm.methods import files
-from tsdfm.nn.velocity import load_velocity
+from tsdfm.methods import files, method
+from tsdfm.nn.settings import NetSettings
+from tsdfm.nn.velocity import VelocitySpec, load_velocity
 from tsdfm.public.export import run as export
+from tsdfm.public.export import write_folder
 from tsdfm.public.run import run as import_
 from tsdfm.public.settings import ExportSettings, ImportSettings
 
 KINDS = ("mdlm", "sdtt", "sedd", "duo", "dfm", "fs-dfm")
 THERE = [kind for kind in KINDS if kind in files()]
-WORDS: dict[str, dict[str, Any]] = {"dfm": {"heads": HEADS}, "fs-dfm": {"heads": HEADS, "part": "student_model"}}
+WORDS: dict[str, dict[str, Any]] = {"fs-dfm": {"part": "student_model"}}
 
 
 def imported(kind: str, tmp_path: Path) -> Path:
@@ -109,9 +123,7 @@ def test_import_and_export_are_inverse(kind: str, tmp_path: Path) -> None:
     assert want.keys() == got.keys()
     for name, tensor in want.items():
         assert torch.equal(tensor, got[name]), name
-    again = import_(
-        ImportSettings(source=str(out), out=tmp_path / "again", **({"heads": HEADS} if kind in WORDS else {}))
-    )
+    again = import_(ImportSettings(source=str(out), out=tmp_path / "again"))
     first, second = load_velocity(run), load_velocity(again)
     assert first.spec == second.spec
     assert all(
@@ -128,6 +140,43 @@ def test_an_imported_model_writes(kind: str, tmp_path: Path) -> None:
     if kind not in WORDS:
         direct = tsdfm.load(str(tmp_path / "public"), "cpu")
         assert torch.equal(direct.sample(n=2, steps=3, seed=1).tokens, samples.tokens)
+
+
+CHANGED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "told the time": ("mdlm", {"time_conditioning": True}, {"time": True, "clock": "sigma", "logits": "subs"}),
+    "told it after distillation": ("sdtt", {"time_conditioning": True}, {"time": True, "clock": "sigma"}),
+    "not scaled": ("sedd", {"model": {**NESTED, "scale_by_sigma": False}}, {"logits": "score", "clock": "sigma"}),
+}
+
+
+@pytest.mark.parametrize("case", CHANGED)
+def test_a_config_says_what_a_network_is_told_and_answers(case: str, tmp_path: Path) -> None:
+    kind, words, spec = CHANGED[case]
+    folder = write_public(kind, tmp_path / "public")
+    (folder / "config.json").write_text(json.dumps({**CONFIGS[kind], **words}))
+    run = import_(ImportSettings(source=str(folder), out=tmp_path / "run"))
+    model = load_velocity(run)
+    assert {name: getattr(model.spec, name) for name in spec} == spec
+    x, t = torch.full((1, 5), TOKENS), torch.tensor([0.3])
+    sigma = -torch.log(torch.tensor(0.001 + 0.999 * 0.3))
+    want = public_forward(kind, public_state(kind, rows_of(kind)), x[0], sigma.item(), 0.0)[:, :TOKENS]
+    reads: Any = "score" if kind == "sedd" else "posterior"
+    torch.testing.assert_close(model.reading(reads)(x, t, t)[0].double(), want, atol=1e-4, rtol=1e-4)
+    out = export(ExportSettings(model=run, to=tmp_path / "out"))
+    assert load_file(out / "model.safetensors").keys() == public_state(kind, rows_of(kind)).keys()
+
+
+def test_an_exported_score_has_the_words_that_its_public_class_reads(tmp_path: Path) -> None:
+    """SEDD's class builds itself from config.json alone, and asks it for each of these."""
+    spec = VelocitySpec(
+        shape=NetSettings(width=32, depth=1, heads=2, cond=16).shape(), vocab=TOKENS, source="mask", schedule="poly:1",
+        length=12, anchor=0, tokenizer=BPE.fingerprint, **method("sedd").words(),
+    )  # fmt: skip
+    write_folder(tmp_path / "out", spec, BPE, spec.network().state_dict(), {}, {})
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["tokens"], config["graph"]["type"], config["noise"]["type"]) == (TOKENS, "absorb", "loglinear")
+    want = {"hidden_size", "cond_dim", "n_heads", "n_blocks", "dropout", "scale_by_sigma", "length"}
+    assert config["model"].keys() == want
 
 
 def test_the_tokenizer_comes_along(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def cut(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
 
-BLOCK = "backbone.blocks.1."
+BLOCK, ROTARY = "backbone.blocks.1.", "backbone.rotary_emb.inv_freq"
 CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "truncated": (cut, "not a whole safetensors file"),
     "missing": (changed(lambda s: s.pop(f"{BLOCK}attn_out.weight")), "attn_out.weight is missing"),
@@ -50,6 +50,11 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "zero": (changed(lambda s: s["backbone.output_layer.linear.weight"].zero_()), "never trained"),
     "rows": (changed(lambda s: s.update({"backbone.vocab_embed.embedding": torch.ones(310, 32)})), "not its tokenizer"),
     "config": (config(hidden_dim=64), "they disagree"),
+    "vocabulary": (config(vocab_size=50258), "vocab_size 50258 and the tensors say"),
+    "noise": (config(noise={"type": "geometric"}), "learned from geometric noise"),
+    "graph": (config(graph={"type": "uniform"}), "graph uniform, and the embedding has a row for"),
+    "rotation": (changed(lambda s: s[ROTARY].copy_(500_000.0 ** -torch.linspace(0, 0.875, 8))), "other rates than"),
+    "heads": (changed(lambda s: s.update({ROTARY: torch.ones(5)})), "does not split|has the shape"),
     "twice": (changed(lambda s: s.update({"blocks.1.norm1.weight": torch.ones(32)})), "the same tensor of two"),
     "no config": (lambda folder: (folder / "config.json").unlink(), "name it with --kind"),
     "broken config": (lambda folder: (folder / "config.json").write_text("{"), "damaged"),
@@ -87,10 +92,15 @@ def test_what_a_file_leaves_open_is_asked(tmp_path: Path) -> None:
     folder = write_public("fs-dfm", tmp_path / "public")
     with pytest.raises(UserError, match="choose one with --part"):
         run(ImportSettings(source=str(folder), out=tmp_path / "run"))
-    with pytest.raises(UserError, match="give --heads"):
-        run(ImportSettings(source=str(folder), out=tmp_path / "run", part="student_model"))
+    with pytest.raises(UserError, match=r"inv_freq has the shape \(8,\) where .* \(4,\)"):
+        run(ImportSettings(source=str(folder), out=tmp_path / "run", part="student_model", heads=2 * HEADS))
     with pytest.raises(UserError, match="no part 'student'"):
         run(ImportSettings(source=str(folder), out=tmp_path / "run", part="student"))
+    state = public_state("dfm", rows_of("dfm"))
+    del state["rotary_emb.inv_freq"]
+    torch.save(state, folder / "checkpoint.pth")
+    with pytest.raises(UserError, match="give --heads"):
+        run(ImportSettings(source=str(folder), out=tmp_path / "run"))
     (folder / "model.ckpt").write_bytes(b"")
     with pytest.raises(UserError, match="Lightning"):
         run(ImportSettings(source=str(folder / "model.ckpt"), out=tmp_path / "run"))

@@ -135,7 +135,7 @@ class Decoder(nn.Module):
     def hidden(self, x_t: Tensor, t: Tensor | None = None, h: Tensor | None = None) -> Tensor:
         """The final hidden state [B, L, D]."""
         x = self.embedding(x_t)
-        cos, sin = (table.to(x.dtype) for table in self.rotary(x_t.shape[1]))
+        cos, sin = self.rotary(x_t.shape[1])  # not rounded to 16 bits, where far places would look alike
         seen = None
         if self.shape.block:
             block_of = torch.arange(x_t.shape[1], device=x_t.device) // self.shape.block

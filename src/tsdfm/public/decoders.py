@@ -35,6 +35,7 @@ PLAIN = {
     "rope_scaling": None,
     "rope_type": "default",
     "use_sliding_window": False,
+    "use_mrope": False,
     "hidden_act": "silu",
     "activation_type": "silu",
     "layer_norm_type": "rms",
@@ -118,13 +119,15 @@ def read_decoder(
     config: Mapping[str, Any],
     folder: Path,
     *,
-    kind: str = "",
-    mask: int | None = None,
     length: int = 0,
     schedule: str,
+    **words: Any,
 ) -> tuple[Recognised, VelocitySpec, Tokenizer]:
-    """The layout of a decoder, what the network is, and its tokenizer, of which `folder` holds the file."""
-    found, shape = recognise_decoder(shapes, config, kind=kind, mask=mask)
+    """The layout of a decoder, what the network is, and its tokenizer, of which `folder` holds the file.
+
+    `words` are those of `recognise_decoder`.
+    """
+    found, shape = recognise_decoder(shapes, config, **words)
     assert found.swap is not None
     end = end_of_text(config)
     try:
@@ -148,13 +151,18 @@ def read_decoder(
 
 
 def recognise_decoder(
-    shapes: Shapes, config: Mapping[str, Any], *, kind: str = "", mask: int | None = None
+    shapes: Shapes, config: Mapping[str, Any], *, kind: str = "", mask: int | None = None, block: int = 0
 ) -> tuple[Recognised, DecoderShape]:
-    """The layout of a decoder with tensors of these shapes and this config; `mask` is the mask token's id."""
+    """The layout of a decoder with tensors of these shapes and this config.
+
+    `mask` is the mask token's id, `block` the tokens of a block, where the config does not say them.
+    """
     kind = kind_of(shapes, config, kind)
     check_plain(config)
     family = FAMILIES[kind]
-    shape = shape_of(family, shapes, config)
+    if block and not family.block:
+        raise UserError(f"a {kind} does not write in blocks of its own: leave out --block, and sample by llada:{block}")
+    shape = shape_of(family, shapes, {**config, "block_size": block} if block else config)
     rows = shapes[f"{family.embedding}.weight"][0]
     tied = f"{family.head}.weight" not in shapes
     if tied and not config.get("tie_word_embeddings", config.get("weight_tying", False)):

@@ -13,14 +13,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from tsdfm import terminal
 from tsdfm.errors import UserError
 from tsdfm.nn.velocity import VelocitySpec, run_folder, spec_in
 from tsdfm.public.card import card, figures_of
-from tsdfm.public.layouts import KINDS, OWN, ROTARY, SETS, theirs_from
+from tsdfm.public.layouts import KINDS, LOG_LINEAR, OWN, ROTARY, SETS, rotary_rates, theirs_from
 from tsdfm.public.model import HUB_NAME
 from tsdfm.public.run import REST
 from tsdfm.public.settings import ExportSettings
@@ -86,10 +85,10 @@ def public_tensors(
     spec: VelocitySpec, weights: Mapping[str, Tensor], manifest: Mapping[str, Any], rest: Mapping[str, Tensor]
 ) -> tuple[str, dict[str, Tensor]]:
     """The layout of a model, and its tensors under that layout's names."""
-    kind = kind_for(spec)
+    kind = kind_for(spec, manifest)
     if kind == OWN:
         return kind, dict(weights)
-    rest = rest or invented(kind, spec, weights)
+    rest = rest or invented(spec, weights)
     table = SETS[KINDS[kind].names].table(spec.shape.depth, spec.step_size)
     if origin := (manifest.get("origin") or {}).get("names"):
         table = {ours: tuple(theirs) for ours, theirs in origin.items()}
@@ -100,8 +99,10 @@ def public_tensors(
     return kind, theirs_from(table, weights, rest)
 
 
-def kind_for(spec: VelocitySpec) -> str:
-    """The public layout whose models are told and answer the same; our own where there is none."""
+def kind_for(spec: VelocitySpec, manifest: Mapping[str, Any]) -> str:
+    """The public layout that a model was imported in, or whose models are told and answer the same; or our own."""
+    if (came_as := (manifest.get("origin") or {}).get("layout")) in KINDS:
+        return str(came_as)
     mine = {name: getattr(spec, name) for name in ("time", "clock", "logits", "step_size")}
     fitting = [
         kind
@@ -120,7 +121,7 @@ def left_over(place: Path) -> dict[str, Tensor]:
     return read_tensors(path, "import the model again") if known else {}
 
 
-def invented(kind: str, spec: VelocitySpec, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def invented(spec: VelocitySpec, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What public files have and our network has not: a head row of zeros for [MASK], and the rotary rates."""
     rest: dict[str, Tensor] = {}
     if spec.source == "mask":
@@ -128,10 +129,7 @@ def invented(kind: str, spec: VelocitySpec, weights: Mapping[str, Tensor]) -> di
             "output_layer.linear.weight": weights["head.weight"].new_zeros(1, spec.shape.width),
             "output_layer.linear.bias": weights["head.bias"].new_zeros(1),
         }
-    if SETS[KINDS[kind].names].rotary:
-        head = spec.shape.width // spec.shape.heads
-        rest[ROTARY] = 1.0 / 10_000.0 ** (torch.arange(0, head, 2, dtype=torch.float32) / head)
-    return rest
+    return {**rest, ROTARY: rotary_rates(spec.shape)}
 
 
 def config_of(kind: str, spec: VelocitySpec, manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,11 +145,12 @@ def config_of(kind: str, spec: VelocitySpec, manifest: Mapping[str, Any]) -> dic
                 "hidden_size": shape.width,
                 **sizes,
                 "length": spec.length,
+                "dropout": shape.dropout,
                 "scale_by_sigma": spec.logits != "score",
             }
             inner.pop("hidden_dim")
             graph = {"type": "absorb" if spec.source == "mask" else "uniform"}
-            flat = {"tokens": spec.vocab, "graph": graph, "noise": {"type": "loglinear"}, "model": inner}
+            flat = {"tokens": spec.vocab, "graph": graph, "noise": {"type": LOG_LINEAR}, "model": inner}
         case "sdtt":
             flat = {"parameterization": {"name": "sdtt"}, **flat}
         case "mdlm":

@@ -24,6 +24,8 @@ from tsdfm.settings import nearest
 WRAPPERS = re.compile(r"^(?:(?:_orig_mod|module|backbone)\.)+")
 HELPERS = ("teacher.",)  # a frozen copy that some trainers store beside the student
 ROTARY = "rotary_emb.inv_freq"
+ROUNDED = 2**-8  # how far numbers may be off in files of 16 bits
+LOG_LINEAR = "loglinear"
 EMBEDDING, HEAD, HEAD_BIAS = "embedding.weight", "head.weight", "head.bias"
 LINEAR = ("weight", "bias")
 
@@ -40,7 +42,6 @@ class Names:
     step: str = "dt_embedding"
     join: str = "time_condition_fuser"
     fuser: str = "condition_fuser"
-    rotary: bool = False
 
     def table(self, depth: int, step_size: bool) -> dict[str, tuple[str, ...]]:
         """All tensors of a network of so many blocks."""
@@ -72,7 +73,7 @@ class Names:
         return found
 
 
-DDIT = Names("vocab_embed.embedding", "sigma_map", ("attn_qkv",), rotary=True)
+DDIT = Names("vocab_embed.embedding", "sigma_map", ("attn_qkv",))
 FSDFM = Names("vocab_embed.weight", "time_embedding", ("qw", "kw", "vw"))
 SETS = {"ddit": DDIT, "fs-dfm": FSDFM}
 
@@ -146,8 +147,9 @@ def recognise(shapes: Shapes, config: Mapping[str, Any], *, kind: str = "", head
     shape = shape_of(SETS[names], sizes, config, heads)
     table = SETS[names].table(shape.depth, bool(KINDS[kind].words()["step_size"]))
     rows, vocab = rows_of(kind, sizes, SETS[names].embedding, tokens)
+    check_rows(config, rows, vocab)
     wanted = {theirs for group in table.values() for theirs in group}
-    extra = {ROTARY} & sizes.keys() if SETS[names].rotary else set()
+    extra = {ROTARY} & sizes.keys()
     check(sizes, wanted, extra, SETS[names], shape, rows)
     full = {ours: tuple(clean[theirs] for theirs in group) for ours, group in table.items()}
     return Recognised(kind, shape, rows, vocab, full, tuple(clean[name] for name in sorted(extra)), unused)
@@ -194,7 +196,7 @@ def shape_of(names: Names, sizes: Shapes, config: Mapping[str, Any], heads: int)
             f"block {min(set(range(max(blocks))) - blocks)} of {max(blocks) + 1} is missing: fetch it again"
         )
     first = sizes.get("blocks.0.mlp.0.weight", (0,)), sizes.get("blocks.0.adaLN_modulation.weight", (0, 0))
-    if names.rotary and ROTARY in sizes:
+    if ROTARY in sizes:
         heads = heads or width // (2 * max(1, sizes[ROTARY][0]))
     said = config_sizes(config)
     heads = heads or said.get("heads", 0)
@@ -244,13 +246,47 @@ def rows_of(kind: str, sizes: Shapes, embedding: str, tokens: int) -> tuple[int,
     return rows, rows - 1 if masked else rows
 
 
+def check_rows(config: Mapping[str, Any], rows: int, vocab: int) -> None:
+    """Hold what a config says of the vocabulary, and of a token for noise, to the rows of the embedding."""
+    graph = type_of(config, "graph")
+    said = {"vocab_size": rows, "tokens": vocab}
+    wrong = [name for name, value in said.items() if isinstance(config.get(name), int) and config[name] != value]
+    if wrong:
+        raise UserError(
+            f"config.json says {wrong[0]} {config[wrong[0]]} and the tensors say {said[wrong[0]]}: they disagree"
+        )
+    if graph in ("absorb", "uniform") and (graph == "absorb") != (rows > vocab):
+        has = "a" if rows > vocab else "no"
+        raise UserError(f"config.json says graph {graph}, and the embedding has {has} row for [MASK]: they disagree")
+
+
+def type_of(config: Mapping[str, Any], part: str) -> str:
+    """The type that a part of a config has, as in noise.type; empty where it is not said."""
+    inner = config.get(part)
+    return str(inner.get("type", "")) if isinstance(inner, Mapping) else ""
+
+
+def words_of(found: Recognised, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a spec says of a model that was recognised: its method's words, and what its config changes of them."""
+    words, inner = KINDS[found.kind].words(), config.get("model")
+    noise = type_of(config, "noise")
+    if noise.replace("-", "") not in ("", LOG_LINEAR):
+        raise UserError(f"config.json says that the network learned from {noise} noise: tsdfm reads log-linear alone")
+    if config.get("time_conditioning") and not words["time"]:
+        words |= {"time": True, "clock": "sigma"}
+    scaled = inner.get("scale_by_sigma", True) if isinstance(inner, Mapping) else True
+    if words["logits"] == "scaled-score" and not (scaled and found.mask):
+        words["logits"] = "score"
+    return words
+
+
 def check(sizes: Shapes, wanted: set[str], extra: set[str], names: Names, shape: Shape, rows: int) -> None:
     """Every tensor is known, none is missing, and all have the shapes of one network."""
     missing, more = sorted(wanted - sizes.keys()), sorted(sizes.keys() - wanted - extra)
     if missing or more:
         what = f"{missing[0]} is missing" if missing else f"{more[0]} has no place in it"
         raise UserError(f"the file does not fit its layout: {what}")
-    for name in sorted(wanted):
+    for name in sorted(wanted | extra):
         want = expected(name, names, shape, rows)
         if sizes[name] != want:
             raise UserError(f"{name} has the shape {sizes[name]} where a network of these sizes has {want}")
@@ -281,12 +317,17 @@ def expected(name: str, names: Names, shape: Shape, rows: int) -> tuple[int, ...
         (r"output_layer\.adaLN_modulation\.bias", (2 * d,)),
         (r"output_layer\.linear\.weight", (rows, d)),
         (r"output_layer\.linear\.bias", (rows,)),
+        (re.escape(ROTARY), (d // shape.heads // 2,)),
     ]
     return next(shape for pattern, shape in known if re.fullmatch(pattern, name))
 
 
 def ours_from(found: Recognised, get: Callable[[str], Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Our tensors one by one, of theirs; a modulation or head that is all zero is refused."""
+    """Our tensors one by one, of theirs; a modulation or head that is all zero is refused, and another rotation."""
+    for name in found.extra:
+        rates = get(name).double().cpu()
+        if not torch.allclose(rates, rotary_rates(found.shape).double(), rtol=ROUNDED, atol=0.0):
+            raise UserError(f"{name} holds other rates than 10000^(-2j/{2 * len(rates)}), with which tsdfm rotates")
     for ours, theirs in found.table.items():
         parts = [get(name) for name in theirs]
         tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -297,6 +338,12 @@ def ours_from(found: Recognised, get: Callable[[str], Tensor]) -> Iterator[tuple
         if (ours == HEAD or ours.endswith("adaln.weight")) and not bool(tensor.any()):
             raise UserError(f"{theirs[0]} is all zero: the file holds a network that was never trained")
         yield ours, tensor
+
+
+def rotary_rates(shape: Shape) -> Tensor:
+    """The buffer that public networks keep beside their weights: 10000^(−2j/E) [E/2], E the head size."""
+    head = shape.width // shape.heads
+    return 1.0 / 10_000.0 ** (torch.arange(0, head, 2, dtype=torch.float32) / head)
 
 
 def swapped(tensor: Tensor, row: int) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from tsdfm.errors import UserError
 from tsdfm.nn.velocity import Velocity, VelocitySpec, assembled
 from tsdfm.public.decoders import is_decoder, read_decoder
-from tsdfm.public.layouts import EMBEDDING, KINDS, OWN, Recognised, Shapes, left_over, ours_from, recognise
+from tsdfm.public.layouts import EMBEDDING, OWN, Recognised, Shapes, left_over, ours_from, recognise, words_of
 from tsdfm.public.tensors import TORCH, PublicTensors, open_tensors, read_config
 from tsdfm.settings import build
 from tsdfm.store.bundle import ROLES, find_shipped
@@ -29,6 +29,7 @@ PATTERNS = (
     *("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "config.json", "README.md"),
     *("*.txt", "*.bpe", "vocab.json", "encoder.json", "tokenizer*.json"),
 )
+WEIGHTS = (".safetensors", ".ckpt", *TORCH)
 PADDING = "[PAD]"  # a row of Duo's that no text has
 LENGTH = 1024
 SCHEDULE = "poly:1"
@@ -67,6 +68,7 @@ def read_public(
     heads: int = 0,
     tokenizer: Path | None = None,
     mask: int | None = None,
+    block: int = 0,
     length: int = 0,
 ) -> PublicModel:
     """The model of a file, a folder or a hub name.
@@ -79,6 +81,7 @@ def read_public(
         heads: attention heads, where the file does not say.
         tokenizer: a folder with the tokenizer's files; none looks beside the weights, then for GPT-2's on the hub.
         mask: the mask token's id in a decoder's file, where its config does not say it.
+        block: tokens in a block of a decoder that writes in blocks, which its config need not say.
         length: tokens in a row of a decoder, which takes any up to its config's; 0 is 1 024.
     """
     path = Path(source)
@@ -88,8 +91,9 @@ def read_public(
     tensors, config = open_tensors(path, part), read_config(path)
     beside = path if path.is_dir() else path.parent
     if is_decoder(tensors.shapes):
+        words = {"kind": kind, "mask": mask, "block": block}
         found, spec, made = read_decoder(
-            tensors.shapes, config, tokenizer or beside, kind=kind, mask=mask, length=length, schedule=SCHEDULE
+            tensors.shapes, config, tokenizer or beside, length=length, schedule=SCHEDULE, **words
         )
     else:
         found, spec, made = read_ddit(tensors.shapes, config, tokenizer_for(tokenizer, beside), kind, heads)
@@ -129,7 +133,7 @@ def spec_of(found: Recognised, config: Mapping[str, Any], tokenizer: Tokenizer) 
         length=length_of(config),
         anchor=0,
         tokenizer=tokenizer.fingerprint,
-        **KINDS[found.kind].words(),
+        **words_of(found, config),
     )
 
 
@@ -224,9 +228,9 @@ def is_public(source: str | Path) -> bool:
     if member or find_shipped(path) is not None or has_checkpoint(path) or (path / MANIFEST).is_file():
         return False
     if path.is_file():
-        return path.suffix in (".safetensors", ".ckpt", *TORCH)
+        return path.suffix in WEIGHTS
     if path.is_dir():
-        return (path / "config.json").is_file() or any(path.glob("*.safetensors"))
+        return (path / "config.json").is_file() or any(file.suffix in WEIGHTS for file in path.iterdir())
     return HUB_NAME.fullmatch(str(source)) is not None
 
 

@@ -30,6 +30,7 @@ def run(settings: ImportSettings) -> Path:
         heads=settings.heads,
         tokenizer=settings.tokenizer,
         mask=settings.mask,
+        block=settings.block,
         length=settings.length,
     )
     return write_run(found, settings)

@@ -20,6 +20,7 @@ class ImportSettings(Settings):
     heads: int = option(0, "attention heads, where the file does not say; 0 reads them off it", low=0, high=4096)
     tokenizer: Path | None = option(None, "folder with the tokenizer's files; none looks beside the weights")
     mask: int | None = option(None, "the mask token of a llada, dream or sdar whose config does not say it", low=0)
+    block: int = option(0, "tokens in a block of an sdar; 0: as its config says, or 4", low=0, high=2**20)
     length: int = option(0, "tokens in a row of a llada, dream or sdar; 0: 1024", low=0, high=2**20)
 
 
