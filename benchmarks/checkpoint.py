@@ -82,7 +82,7 @@ def load(settings: CheckpointBenchmark) -> None:
     device = pick_device(settings.device)
     tokens = torch.zeros(1, 16, dtype=torch.int64, device=device)
     before, begin = resident(), time.perf_counter()
-    velocity, _, name = load_public(settings.out / FILE, device)
+    velocity, _, name = load_public(settings.out / FILE, device, tokenizer=settings.out)
     seconds = time.perf_counter() - begin
     velocity(tokens, *(torch.full((1,), 0.5, device=device) for _ in range(2)))
     count = parameters(velocity.net)

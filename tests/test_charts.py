@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from itertools import pairwise
 from xml.etree import ElementTree
@@ -21,7 +22,8 @@ def chart(names: list[str], **given: object) -> Chart:
         for i, name in enumerate(names)
     ]
     known = {"x": Axis(label="x", scale="log2"), "y": Axis(label="y", scale="log"), "refs": [(9.0, "line")]}
-    return Chart(title="t", caption="c", series=series, marks=[(3.0, 20.0, "mark")], **{**known, **given})  # type: ignore[arg-type]
+    known |= {"series": series, "marks": [(3.0, 20.0, "mark")]}
+    return Chart(title="t", caption="c", **{**known, **given})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("scale", ["linear", "log"])
@@ -112,6 +114,15 @@ def test_marks_and_dashes_tell_methods_apart_and_hollow_ones_are_told() -> None:
     text = svg(Chart(title="t", caption="c", x=Axis(label="x"), y=Axis(label="y"), series=[one]))
     assert (text.count('class="dot"'), text.count('class="hollow"')) == (1, 1)
     assert "<title>m: 2, x 2, T = 0.7</title>" in text
+
+
+def test_values_that_differ_in_their_last_digit_have_a_place() -> None:
+    """Their logarithms are equal: two models whose perplexity is the judge's highest, say."""
+    near = [Point(x=2.0, y=97000.0), Point(x=4.0, y=math.nextafter(97000.0, math.inf))]
+    made = chart([], series=[Series(name="a", style=0, points=near)], refs=[], marks=[])
+    drawn = ElementTree.fromstring(figure([[made]], "title", "hint"))
+    (line,) = drawn.iter(f"{SVG}polyline")
+    assert all(0 <= float(end) <= HEIGHT for end in re.findall(r",([\d.]+)", line.get("points") or ""))
 
 
 def test_names_cannot_break_out() -> None:

@@ -150,7 +150,7 @@ class Scaled:
         log = axis.scale != "linear"
         if axis.percent:
             low, high = 0.0, min(1.0, known[-1] * 1.08)
-        if low == high:
+        if math.isclose(low, high):  # or so near that their logarithms are equal
             low, high = (low / 1.5, high * 1.5) if log else (low - 0.5, high + 0.5)
         self._bend = math.log if log else float
         if axis.low is None and not axis.percent:

@@ -172,6 +172,18 @@ def test_blocks_of_another_length(tmp_path: Path) -> None:
         tsdfm.from_pretrained(tmp_path / "other", "cpu", block=8)
 
 
+def test_a_tied_head_is_the_embedding_whatever_stands_beside_it(tmp_path: Path) -> None:
+    """As transformers has it: a copy of the head in the file is not looked at."""
+    write_decoder("sdar", tmp_path / "public")
+    plain = tsdfm.load(tmp_path / "public", "cpu")
+    changed(lambda s: s.update({"lm_head.weight": torch.ones(ROWS, 32)}))(tmp_path / "public")
+    made = run(ImportSettings(source=str(tmp_path / "public"), out=tmp_path / "run"))
+    model = load_velocity(made)
+    assert torch.equal(model.net.head.weight, plain.velocity.net.head.weight)
+    left = json.loads((made / "manifest.json").read_text())["origin"]["left_out"]
+    assert left == {"lm_head.weight": "the embedding is the head"}
+
+
 def test_weights_stay_in_bf16(tmp_path: Path) -> None:
     write_decoder("dream", tmp_path / "public")
     for file in sorted((tmp_path / "public").glob("*.safetensors")):
@@ -253,6 +265,10 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "causal": (config("mask_token_id", model_type="qwen2"), "a causal model of the same make"),
     "heads": (config(num_attention_heads=8, head_dim=8), "disagree|has the shape"),
     "depth": (config(num_hidden_layers=3), "they disagree"),
+    "vocabulary": (config(vocab_size=5), "says 5 tokens and the embedding has 320 rows"),
+    "end": (config(eos_token_id=-1), "eos_token_id -1, and the embedding has 320 rows"),
+    "places": (config(use_mrope=True), "says use_mrope True"),
+    "scalar rows": (changed(lambda s: s.update({"model.embed_tokens.weight": torch.tensor(1.0)})), "width must be"),
     "no theta": (config("rope_theta rope_parameters"), "does not say rope_theta"),
     "rotation": (config(rope_scaling={"type": "yarn", "factor": 4.0}), "says rope_scaling"),
     "window": (config(use_sliding_window=True), "says use_sliding_window True"),

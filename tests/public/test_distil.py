@@ -12,6 +12,7 @@ from tests.public.public_files import write_public
 import tsdfm
 from training import many_step
 from tsdfm.cli import main
+from tsdfm.errors import UserError
 from tsdfm.nn.velocity import load_velocity
 from tsdfm.pipeline.plan import make_plan
 from tsdfm.recipes import read_recipe
@@ -108,6 +109,14 @@ def test_every_kind_that_is_rolled_out_stands_in_a_recipe(kind: str, tmp_path: P
     assert [model.name for model in plan.models if not model.trained] == [used]
     start = next(model for model in plan.training() if model.name == ("ts-dfm" if kind == "fs-dfm" else "fs-dfm"))
     assert start.settings.init_from == place
+
+
+def test_a_few_step_model_stands_for_a_teacher_where_its_method_is_said(tmp_path: Path) -> None:
+    place = tmp_path / "run"
+    assert main(["import", str(write_public("sdtt", tmp_path / "public")), "--out", str(place)]) == 0
+    flags = [f"models.teacher.use={place}", f"tokens.tokenizer_files={place}"]
+    with pytest.raises(UserError, match=r"which is no teacher .*: say models\.teacher\.method=sdtt$"):
+        make_plan(read_recipe("distil_mdlm", flags), tmp_path / "out")
 
 
 def test_students_of_an_imported_dfm_by_the_large_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

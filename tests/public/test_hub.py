@@ -50,7 +50,9 @@ def test_a_model_goes_to_the_hub_and_comes_back(tmp_path: Path, monkeypatch: pyt
             got = load_file(home / name / "model.safetensors")
             assert got.keys() == state.keys()
             assert all(torch.equal(got[key], tensor) for key, tensor in state.items())
-            assert (home / name / "README.md").read_text().startswith("---\nlicense:")
+            card = (home / name / "README.md").read_text()
+            assert card.startswith("---\nlicense:")
+            assert f'tsdfm.from_pretrained("{name.replace("--", "/")}")' in card
         model = tsdfm.from_pretrained("me/by-python", "cpu", revision="main")
     want = tsdfm.load(run, "cpu").sample(n=2, steps=3, seed=1).tokens
     assert torch.equal(model.sample(n=2, steps=3, seed=1).tokens, want)

@@ -6,6 +6,7 @@ import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from tests.public.public_files import HEADS, public_state, rows_of, write_public
 
 from tsdfm.errors import UserError
+from tsdfm.public.export import write_tokenizer
 from tsdfm.public.run import run
 from tsdfm.public.settings import ImportSettings
 
@@ -32,6 +34,11 @@ def config(**words: object) -> Callable[[Path], None]:
         path.write_text(json.dumps({**json.loads(path.read_text()), **words}))
 
     return work
+
+
+def pointer(folder: Path) -> None:
+    """What a clone without git-lfs has in the file's place."""
+    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n")
 
 
 def cut(folder: Path) -> None:
@@ -55,6 +62,23 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "graph": (config(graph={"type": "uniform"}), "graph uniform, and the embedding has a row for"),
     "rotation": (changed(lambda s: s[ROTARY].copy_(500_000.0 ** -torch.linspace(0, 0.875, 8))), "other rates than"),
     "heads": (changed(lambda s: s.update({ROTARY: torch.ones(5)})), "does not split|has the shape"),
+    "number": (config(n_heads="2"), "n_heads '2', which is no whole number"),
+    "length": (config(model_length="12"), "model_length '12', which is no whole number"),
+    "neither": (config(time_conditioning="no"), "neither true nor false"),
+    "float8": (changed(lambda s: s.update({f"{BLOCK}norm1.weight": torch.ones(32).to(torch.float8_e4m3fn)})), "type"),
+    "scalar": (changed(lambda s: s.update({f"{BLOCK}norm1.weight": torch.tensor(1.0)})), "has the shape"),
+    "scalar rows": (
+        changed(lambda s: s.update({"backbone.vocab_embed.embedding": torch.tensor(1.0)})),
+        "width must be",
+    ),
+    "scalar condition": (
+        changed(lambda s: s.update({"backbone.blocks.0.adaLN_modulation.weight": torch.tensor(1.0)})),
+        "cond must be",
+    ),
+    "scalar rotation": (changed(lambda s: s.update({ROTARY: torch.tensor(1.0)})), "they disagree"),
+    "block name": (changed(lambda s: s.update({"backbone.blocks.x.norm1.weight": torch.ones(32)})), "has no place"),
+    "block number": (changed(lambda s: s.update({"backbone.blocks.-1.norm1.weight": torch.ones(32)})), "has no place"),
+    "pointer": (pointer, "git lfs pull"),
     "twice": (changed(lambda s: s.update({"blocks.1.norm1.weight": torch.ones(32)})), "the same tensor of two"),
     "no config": (lambda folder: (folder / "config.json").unlink(), "name it with --kind"),
     "broken config": (lambda folder: (folder / "config.json").write_text("{"), "damaged"),
@@ -70,6 +94,21 @@ def test_a_bad_file_is_refused(case: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=said):
         run(ImportSettings(source=str(folder), out=tmp_path / "run"))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("words", [{"part": "x"}, {"length": 8}, {"mask": 5}, {"block": 4}, {"revision": "main"}])
+def test_a_flag_that_does_nothing_is_said(words: dict[str, Any], tmp_path: Path) -> None:
+    folder = write_public("mdlm", tmp_path / "public")
+    with pytest.raises(UserError, match=f"--{next(iter(words))} .*leave it out"):
+        run(ImportSettings(source=str(folder), out=tmp_path / "run", **words))
+
+
+@pytest.mark.parametrize("tensor", [torch.eye(32).to_sparse(), torch.ones(32, 32, device="meta")])
+def test_what_torch_files_may_hold_beside_numbers_is_refused(tensor: torch.Tensor, tmp_path: Path) -> None:
+    folder = write_public("dfm", tmp_path / "public")
+    torch.save({**public_state("dfm", rows_of("dfm")), "blocks.0.qw.weight": tensor}, folder / "checkpoint.pth")
+    with pytest.raises(UserError, match=r"blocks\.0\.qw\.weight .* weights are dense floats"):
+        run(ImportSettings(source=str(folder), out=tmp_path / "run"))
 
 
 class Harm:
@@ -104,6 +143,23 @@ def test_what_a_file_leaves_open_is_asked(tmp_path: Path) -> None:
     (folder / "model.ckpt").write_bytes(b"")
     with pytest.raises(UserError, match="Lightning"):
         run(ImportSettings(source=str(folder / "model.ckpt"), out=tmp_path / "run"))
+
+
+def test_another_tokenizer_of_gpt2s_size_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every number of rows fits, and every text would be nonsense."""
+    from benchmarks.checkpoint import pairs_of_bytes
+
+    tokenizer = pairs_of_bytes()
+    write_tokenizer(tokenizer, tmp_path)
+    torch.save(public_state("dfm", tokenizer.vocab_size), tmp_path / "checkpoint.pth")
+    with pytest.raises(UserError, match="as many tokens as GPT-2's, and is another: give --tokenizer"):
+        run(ImportSettings(source=str(tmp_path), out=tmp_path / "run"))
+    assert run(ImportSettings(source=str(tmp_path), out=tmp_path / "run", tokenizer=tmp_path)) == tmp_path / "run"
+    for file in ("vocab.json", "merges.txt"):
+        (tmp_path / file).unlink()
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    with pytest.raises(UserError, match=r"give its folder as --tokenizer$"):
+        run(ImportSettings(source=str(tmp_path / "checkpoint.pth"), out=tmp_path / "other"))
 
 
 def test_shards_are_read_by_their_index(tmp_path: Path) -> None:

@@ -218,7 +218,9 @@ def used_model(entry: Entry) -> Model:
         raise UserError(f"{name}: use says {path}: {problem}") from None
     spec, made_by = found.get("compass" if wanted == "compass" else "model"), method_of(found)
     if not isinstance(spec, Mapping) or (made_by is not None and kind(made_by.name) != wanted):
-        raise UserError(f"{name}: use says {path}, which is no {wanted} (its stage is {found.get('stage')!r})")
+        few = spec if wanted == "teacher" and isinstance(spec, Mapping) and not spec.get("step_size") else None
+        instead = f": say models.{name}.method={few.get('method')}" if few else ""  # it may stand for one
+        raise UserError(f"{name}: use says {path}, which is no {wanted} (its stage is {found.get('stage')!r}){instead}")
     if (source := spec.get("source")) != entry.source:
         raise UserError(
             f"{name}: use says {path}, of the {source} source, and this is {entry.source}: "

@@ -25,22 +25,26 @@ def card(
     manifest: Mapping[str, Any],
     sha256: str,
     *,
+    name: str = "",
     licence: str = "",
     said: str = "",
     figures: str = "",
 ) -> str:
-    """The whole card in Markdown. `said` are its maker's words, `figures` a table of what was measured."""
+    """The whole card in Markdown, for a model of this `name` on the hub.
+
+    `said` are its maker's words, `figures` a table of what was measured.
+    """
     origin = manifest.get("origin") or {}
-    name = spec.method or kind
+    title = spec.method or kind
     block = ["---", f"license: {licence or origin.get('licence') or 'other'}", "library_name: tsdfm"]
-    block += ["pipeline_tag: text-generation", "tags:", "- discrete-diffusion", f"- {name}", "---"]
+    block += ["pipeline_tag: text-generation", "tags:", "- discrete-diffusion", f"- {title}", "---"]
     made = "Trained with tsdfm." if manifest else "Uploaded from memory, without a run that says where it is from."
     where = f"Imported from {origin['source']} (layout {origin['layout']})." if origin else made
     shape, rows = spec.shape, f"rows of {spec.length} tokens, {spec.vocab:,} tokens"
     facts = [
-        said.strip() or f"# {name}, {spec.source} source\n\n{UNSAID}",
+        said.strip() or f"# {title}, {spec.source} source\n\n{UNSAID}",
         "## Use",
-        '```python\nimport tsdfm\n\nmodel = tsdfm.from_pretrained("OWNER/NAME")\n'
+        f'```python\nimport tsdfm\n\nmodel = tsdfm.from_pretrained("{name or "OWNER/NAME"}")\n'
         "print(model.sample(n=2, steps=16).texts)\n```",
         "## Facts",
         where,

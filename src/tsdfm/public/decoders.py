@@ -129,7 +129,7 @@ def read_decoder(
     """
     found, shape = recognise_decoder(shapes, config, **words)
     assert found.swap is not None
-    end = end_of_text(config)
+    end = end_of_text(config, found.rows)
     try:
         tokenizer = EngineTokenizer(
             engine_file(folder), size=found.vocab, mask=found.swap, end_of_text=end, name=found.kind
@@ -164,13 +164,17 @@ def recognise_decoder(
         raise UserError(f"a {kind} does not write in blocks of its own: leave out --block, and sample by llada:{block}")
     shape = shape_of(family, shapes, {**config, "block_size": block} if block else config)
     rows = shapes[f"{family.embedding}.weight"][0]
-    tied = f"{family.head}.weight" not in shapes
-    if tied and not config.get("tie_word_embeddings", config.get("weight_tying", False)):
+    said = config.get("embedding_size") or config.get("vocab_size") or rows
+    if said != rows:
+        raise UserError(f"config.json says {said} tokens and the embedding has {rows} rows: they disagree")
+    tied = bool(config.get("tie_word_embeddings", config.get("weight_tying", False)))
+    if not tied and f"{family.head}.weight" not in shapes:
         raise UserError(f"{family.head}.weight is missing, and config.json does not say that it is the embedding")
     with torch.device("meta"):
         wanted = {n: tuple(t.shape) for n, t in Decoder(shape, vocab=rows, tokens=rows).state_dict().items()}
     table: dict[str, tuple[str, ...]] = {ours: (theirs_of(ours, family, tied),) for ours in wanted}
     unused = {name: "rates of the rotation" for name in shapes if name.endswith("rotary_emb.inv_freq")}
+    unused |= {name: "the embedding is the head" for name in shapes if tied and name == f"{family.head}.weight"}
     more = sorted(shapes.keys() - {theirs for (theirs,) in table.values()} - unused.keys())
     if more:
         raise UserError(f"the file does not fit the layout of {kind}: {more[0]} has no place in it")
@@ -225,7 +229,7 @@ def shape_of(family: Family, shapes: Shapes, config: Mapping[str, Any]) -> Decod
     heads = whole(said["heads"], family.sizes["heads"][0])
     head = said.get("head") or rows["q"][0] // heads
     shape = DecoderShape(
-        width=shapes[f"{family.embedding}.weight"][-1],
+        width=(shapes[f"{family.embedding}.weight"] or (0,))[-1],
         depth=1 + max(blocks, default=0),
         heads=heads,
         kv_heads=rows["k"][0] // whole(head, "head_dim"),
@@ -288,12 +292,14 @@ def words_of(kind: str, shape: DecoderShape) -> dict[str, Any]:
     return {**words, "jump": f"llada:{shape.block}"} if shape.block else words
 
 
-def end_of_text(config: Mapping[str, Any]) -> int:
-    """The id of end-of-text; the first of several."""
+def end_of_text(config: Mapping[str, Any], rows: int) -> int:
+    """The id of end-of-text, one of so many; the first of several."""
     found = config.get("eos_token_id")
     found = found[0] if isinstance(found, list) and found else found
     if not isinstance(found, int):
         raise UserError("config.json does not say eos_token_id, with which texts end: fetch it too")
+    if not 0 <= found < rows:
+        raise UserError(f"config.json says eos_token_id {found}, and the embedding has {rows} rows: they disagree")
     return found
 
 

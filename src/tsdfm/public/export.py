@@ -42,6 +42,7 @@ def run(settings: ExportSettings) -> Path:
     spec = spec_in(found.manifest, found.place)
     tokenizer = load_tokenizer(tokenizer_folder(settings.model, found))
     words = {
+        "name": settings.push,
         "licence": settings.licence,
         "said": read_text(settings.card) if settings.card is not None else "",
         "figures": figures_of(run_folder(found.place), found.sha256),
@@ -154,9 +155,9 @@ def config_of(kind: str, spec: VelocitySpec, manifest: Mapping[str, Any]) -> dic
         case "sdtt":
             flat = {"parameterization": {"name": "sdtt"}, **flat}
         case "mdlm":
-            flat["time_conditioning"] = False
+            flat |= {"model_type": kind, "time_conditioning": False}
         case "duo":
-            flat["causal"] = False
+            flat |= {"model_type": kind, "causal": False}
     return {**flat, OWN: spec.plain()}
 
 

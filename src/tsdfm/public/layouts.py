@@ -24,6 +24,7 @@ from tsdfm.settings import nearest
 WRAPPERS = re.compile(r"^(?:(?:_orig_mod|module|backbone)\.)+")
 HELPERS = ("teacher.",)  # a frozen copy that some trainers store beside the student
 ROTARY = "rotary_emb.inv_freq"
+BLOCK = re.compile(r"blocks\.(\d+)\.")
 ROUNDED = 2**-8  # how far numbers may be off in files of 16 bits
 LOG_LINEAR = "loglinear"
 EMBEDDING, HEAD, HEAD_BIAS = "embedding.weight", "head.weight", "head.bias"
@@ -189,15 +190,18 @@ def kind_of(names: str, sizes: Shapes, config: Mapping[str, Any]) -> str:
 
 def shape_of(names: Names, sizes: Shapes, config: Mapping[str, Any], heads: int) -> Shape:
     """The network's sizes by its tensors; the config, where it has them, must agree."""
-    width = sizes[names.embedding][-1]
-    blocks = {int(name.split(".")[1]) for name in sizes if name.startswith("blocks.")}
+
+    def size(name: str, place: int) -> int:
+        return (sizes.get(name) or (0,))[place]
+
+    width = size(names.embedding, -1)
+    blocks = {int(found[1]) for name in sizes if (found := BLOCK.match(name))}
     if blocks != set(range(len(blocks))):
         raise UserError(
             f"block {min(set(range(max(blocks))) - blocks)} of {max(blocks) + 1} is missing: fetch it again"
         )
-    first = sizes.get("blocks.0.mlp.0.weight", (0,)), sizes.get("blocks.0.adaLN_modulation.weight", (0, 0))
     if ROTARY in sizes:
-        heads = heads or width // (2 * max(1, sizes[ROTARY][0]))
+        heads = heads or width // (2 * max(1, size(ROTARY, 0)))
     said = config_sizes(config)
     heads = heads or said.get("heads", 0)
     if heads < 1:
@@ -208,8 +212,8 @@ def shape_of(names: Names, sizes: Shapes, config: Mapping[str, Any], heads: int)
         width=width,
         depth=len(blocks),
         heads=heads,
-        cond=first[1][-1],
-        hidden=first[0][0],
+        cond=size("blocks.0.adaLN_modulation.weight", -1),
+        hidden=size("blocks.0.mlp.0.weight", 0),
         dropout=0.0,
         checkpoint=False,
     )
@@ -234,12 +238,19 @@ def config_sizes(config: Mapping[str, Any]) -> dict[str, int]:
     inner = config.get("model")
     both = {**(inner if isinstance(inner, Mapping) else {}), **config}
     found = {ours: next((both[key] for key in keys if key in both), None) for ours, keys in CONFIG.items()}
-    return {ours: value for ours, value in found.items() if isinstance(value, int)}
+    return {ours: whole(value, CONFIG[ours][0]) for ours, value in found.items() if value is not None}
+
+
+def whole(value: Any, word: str) -> int:
+    """A number of a config that counts something."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise UserError(f"config.json says {word} {value!r}, which is no whole number: fetch it again")
+    return value
 
 
 def rows_of(kind: str, sizes: Shapes, embedding: str, tokens: int) -> tuple[int, int]:
     """Rows of the embedding, and how many of them are tokens: the last one is [MASK], or the tokenizer's padding."""
-    rows, mask = sizes[embedding][0], KINDS[kind].mask
+    rows, mask = (sizes[embedding] or (0,))[0], KINDS[kind].mask
     if rows not in (tokens, tokens + 1) or (mask and rows != tokens + 1):
         raise UserError(f"the embedding has {rows} rows, the tokenizer {tokens} tokens: this is not its tokenizer")
     masked = rows > tokens if mask is None else mask
@@ -249,12 +260,9 @@ def rows_of(kind: str, sizes: Shapes, embedding: str, tokens: int) -> tuple[int,
 def check_rows(config: Mapping[str, Any], rows: int, vocab: int) -> None:
     """Hold what a config says of the vocabulary, and of a token for noise, to the rows of the embedding."""
     graph = type_of(config, "graph")
-    said = {"vocab_size": rows, "tokens": vocab}
-    wrong = [name for name, value in said.items() if isinstance(config.get(name), int) and config[name] != value]
-    if wrong:
-        raise UserError(
-            f"config.json says {wrong[0]} {config[wrong[0]]} and the tensors say {said[wrong[0]]}: they disagree"
-        )
+    for name, there in {"vocab_size": rows, "tokens": vocab}.items():
+        if config.get(name) is not None and (said := whole(config[name], name)) != there:
+            raise UserError(f"config.json says {name} {said} and the tensors say {there}: they disagree")
     if graph in ("absorb", "uniform") and (graph == "absorb") != (rows > vocab):
         has = "a" if rows > vocab else "no"
         raise UserError(f"config.json says graph {graph}, and the embedding has {has} row for [MASK]: they disagree")
@@ -263,7 +271,7 @@ def check_rows(config: Mapping[str, Any], rows: int, vocab: int) -> None:
 def type_of(config: Mapping[str, Any], part: str) -> str:
     """The type that a part of a config has, as in noise.type; empty where it is not said."""
     inner = config.get(part)
-    return str(inner.get("type", "")) if isinstance(inner, Mapping) else ""
+    return str(inner.get("type", "")) if isinstance(inner, Mapping) else str(inner or "")
 
 
 def words_of(found: Recognised, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -272,7 +280,9 @@ def words_of(found: Recognised, config: Mapping[str, Any]) -> dict[str, Any]:
     noise = type_of(config, "noise")
     if noise.replace("-", "") not in ("", LOG_LINEAR):
         raise UserError(f"config.json says that the network learned from {noise} noise: tsdfm reads log-linear alone")
-    if config.get("time_conditioning") and not words["time"]:
+    if not isinstance(told := config.get("time_conditioning") or False, bool):
+        raise UserError(f"config.json says time_conditioning {told!r}, which is neither true nor false")
+    if told and not words["time"]:
         words |= {"time": True, "clock": "sigma"}
     scaled = inner.get("scale_by_sigma", True) if isinstance(inner, Mapping) else True
     if words["logits"] == "scaled-score" and not (scaled and found.mask):

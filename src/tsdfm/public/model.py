@@ -14,14 +14,14 @@ from torch import Tensor
 from tsdfm.errors import UserError
 from tsdfm.nn.velocity import Velocity, VelocitySpec, assembled
 from tsdfm.public.decoders import is_decoder, read_decoder
-from tsdfm.public.layouts import EMBEDDING, OWN, Recognised, Shapes, left_over, ours_from, recognise, words_of
+from tsdfm.public.layouts import EMBEDDING, OWN, Recognised, Shapes, left_over, ours_from, recognise, whole, words_of
 from tsdfm.public.tensors import TORCH, PublicTensors, open_tensors, read_config
 from tsdfm.settings import build
 from tsdfm.store.bundle import ROLES, find_shipped
 from tsdfm.store.checkpoint import has_checkpoint
 from tsdfm.store.hub import out_of_reach
 from tsdfm.store.manifest import NAME as MANIFEST
-from tsdfm.tokens.bpe import PairTokenizer, gpt2
+from tsdfm.tokens.bpe import GPT2_FINGERPRINT, GPT2_TOKENS, PairTokenizer, gpt2
 from tsdfm.tokens.tokenizer import Tokenizer, is_ours, load_tokenizer
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -30,6 +30,7 @@ PATTERNS = (
     *("*.txt", "*.bpe", "vocab.json", "encoder.json", "tokenizer*.json"),
 )
 WEIGHTS = (".safetensors", ".ckpt", *TORCH)
+LICENCE = re.compile(r"[\w.+-]+")  # the hub's words for them; it stands in a card
 PADDING = "[PAD]"  # a row of Duo's that no text has
 LENGTH = 1024
 SCHEDULE = "poly:1"
@@ -88,15 +89,23 @@ def read_public(
     fetched = not path.exists()
     if fetched:
         path = fetch(str(source), revision)
+    elif revision:
+        raise UserError(f"{path} is on this machine: --revision is for a name of the hub, leave it out")
     tensors, config = open_tensors(path, part), read_config(path)
     beside = path if path.is_dir() else path.parent
+    words = {"kind": kind, "mask": mask, "block": block}
     if is_decoder(tensors.shapes):
-        words = {"kind": kind, "mask": mask, "block": block}
+        if heads:
+            raise UserError("the heads of a llada, dream or sdar stand in its config.json: leave out --heads")
         found, spec, made = read_decoder(
             tensors.shapes, config, tokenizer or beside, length=length, schedule=SCHEDULE, **words
         )
     else:
-        found, spec, made = read_ddit(tensors.shapes, config, tokenizer_for(tokenizer, beside), kind, heads)
+        for name, value in {**words, "length": length}.items():
+            if value and name != "kind":
+                raise UserError(f"--{name} is for llada, dream and sdar, and this is none of them: leave it out")
+        made = tokenizer_for(tokenizer, beside, known=OWN in config)
+        found, spec, made = read_ddit(tensors.shapes, config, made, kind, heads)
     origin = {
         "source": str(source) if fetched else path.name,
         "revision": revision or None,
@@ -105,7 +114,7 @@ def read_public(
         "files": tensors.sha256(),
         "left_out": found.unused,
         "names": {ours: list(theirs) for ours, theirs in found.table.items()},
-        "licence": config.get("license"),
+        "licence": said if isinstance(said := config.get("license"), str) and LICENCE.fullmatch(said) else None,
     }
     return PublicModel(spec, made, found, tensors, config, origin)
 
@@ -174,20 +183,28 @@ def length_of(config: Mapping[str, Any]) -> int:
     """The length of a row, where the config says it; all public models of this network have 1 024."""
     inner = config.get("model")
     both = {**(inner if isinstance(inner, Mapping) else {}), **config}
-    value = next((both[key] for key in ("model_length", "length") if isinstance(both.get(key), int)), LENGTH)
+    key = next((key for key in ("model_length", "length") if both.get(key) is not None), "")
+    value = whole(both[key], key) if key else LENGTH
     if value < 1:
         raise UserError(f"config.json says a row has {value} tokens")
-    return int(value)
+    return value
 
 
-def tokenizer_for(given: Path | None, beside: Path) -> Tokenizer:
-    """The tokenizer: of the folder given, of the files beside the weights, or GPT-2's from the hub."""
+def tokenizer_for(given: Path | None, beside: Path, known: bool) -> Tokenizer:
+    """The tokenizer: of the folder given, of the files beside the weights, or GPT-2's from the hub.
+
+    One that was not given, and of which no config tells (`known`), must be GPT-2's if it has as many tokens.
+    """
     if given is not None:
         return load_tokenizer(given) if is_ours(given) else gpt2(given)
     files = {file.name for file in beside.iterdir()}
     if files & {"vocab.json", "encoder.json"} and files & {"merges.txt", "vocab.bpe"}:
-        return gpt2(beside)
-    return load_tokenizer(beside) if is_ours(beside) else gpt2()
+        made: Tokenizer = gpt2(beside)
+    else:
+        made = load_tokenizer(beside) if is_ours(beside) else gpt2(flag="--tokenizer")
+    if not known and made.vocab_size == GPT2_TOKENS and made.fingerprint != GPT2_FINGERPRINT:
+        raise UserError(f"the tokenizer in {beside} has as many tokens as GPT-2's, and is another: give --tokenizer")
+    return made
 
 
 def with_padding(tokenizer: Tokenizer) -> Tokenizer:

@@ -22,6 +22,8 @@ from tsdfm.store.files import file_sha256, read_json
 
 TORCH = (".bin", ".pth", ".pt")
 INDEX = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+NUMBERS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+POINTER = b"version https://git-lfs"
 AGAIN = "fetch it again"
 ROOM = 1 << 22  # numbers that are looked at together: a look takes memory of its own
 
@@ -41,10 +43,9 @@ class PublicTensors:
             tensor: Tensor = place if isinstance(place, Tensor) else place.get_tensor(name)
         except (SafetensorError, OSError) as problem:
             raise UserError(f"{self.files[0]} is damaged ({problem}): {AGAIN}") from None
-        if not tensor.is_floating_point():
-            raise UserError(
-                f"{name} of {self.files[0]} has the type {tensor.dtype}: weights are floating-point numbers"
-            )
+        if tensor.dtype not in NUMBERS or tensor.layout != torch.strided or tensor.is_meta:
+            what = tensor.dtype if tensor.dtype not in NUMBERS else "meta" if tensor.is_meta else tensor.layout
+            raise UserError(f"{name} of {self.files[0]} has the type {what}: weights are dense floats of 16 to 64 bits")
         tensor = tensor.to(device=device, dtype=dtype or tensor.dtype)
         if not all(bool(torch.isfinite(part).all()) for part in torch.split(tensor.flatten(), ROOM)):
             raise UserError(f"{name} of {self.files[0]} has numbers that are not finite: {AGAIN}")
@@ -58,9 +59,14 @@ class PublicTensors:
 def open_tensors(path: Path, part: str = "") -> PublicTensors:
     """The tensors of a file or folder. `part` chooses one of several models in one torch file."""
     files = weight_files(path)
+    if part and all(file.suffix == ".safetensors" for file in files):
+        raise UserError(f"{path} holds one model: --part chooses among those of a torch file, leave it out")
     shapes: dict[str, tuple[int, ...]] = {}
     places: dict[str, Any] = {}
     for file in files:
+        with file.open("rb") as head:
+            if head.read(len(POINTER)) == POINTER:
+                raise UserError(f"{file} is not the file but git-lfs's pointer to it: `git lfs pull` fetches it")
         here = _torch_file(file, part) if file.suffix in TORCH else _safetensors(file)
         twice = sorted(places.keys() & here.keys())
         if twice:

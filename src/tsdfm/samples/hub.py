@@ -38,5 +38,5 @@ def push_model(velocity: Velocity, tokenizer: Tokenizer, name: str) -> None:
     weights = {key: tensor.detach().cpu() for key, tensor in velocity.net.state_dict().items()}
     with tempfile.TemporaryDirectory() as temp:
         folder = Path(temp) / "model"
-        write_folder(folder, velocity.spec, tokenizer, weights, manifest, rest)
+        write_folder(folder, velocity.spec, tokenizer, weights, manifest, rest, name=name)
         push(folder, name, kept=False)

@@ -16,6 +16,9 @@ from tsdfm.tokens.tokenizer import Tokenizer, utf8
 
 GPT2_END = "<|endoftext|>"
 GPT2_HUB = "openai-community/gpt2"
+GPT2_TOKENS = 50257
+GPT2_FINGERPRINT = "59959c7680e0264cb3f8842782858c6f61dab289e97384d599ad9f8d432055a8"
+"""Of the tokenizer that its two files make (sha256 1961396… of vocab.json, 1ce1664… of merges.txt)."""
 VOCAB_NAMES = ("encoder.json", "vocab.json")
 MERGE_NAMES = ("vocab.bpe", "merges.txt")
 
@@ -122,9 +125,12 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> PairTokenizer:
     return PairTokenizer(vocab, merges, len(vocab), f"bpe-{len(vocab) + 1}")
 
 
-def gpt2(folder: str | Path | None = None) -> PairTokenizer:
-    """GPT-2's tokenizer from `encoder.json` and `vocab.bpe` (or the hub's names for them), or from the hub."""
-    vocab_path, merges_path = _local_files(Path(folder)) if folder is not None else _hub_files()
+def gpt2(folder: str | Path | None = None, *, flag: str = "--tokenizer-files") -> PairTokenizer:
+    """GPT-2's tokenizer from `encoder.json` and `vocab.bpe` (or the hub's names for them), or from the hub.
+
+    `flag` is what takes a folder of them where this is asked for.
+    """
+    vocab_path, merges_path = _local_files(Path(folder)) if folder is not None else _hub_files(flag)
     ids, lines = read_any_json(vocab_path), read_text(merges_path).split("\n")
     try:
         check(dict[str, Count], ids)
@@ -147,7 +153,7 @@ def _local_files(folder: Path) -> tuple[Path, Path]:
     return found[0], found[1]
 
 
-def _hub_files() -> tuple[Path, Path]:
+def _hub_files(flag: str) -> tuple[Path, Path]:
     """The two files, from the hub's cache if they are in it."""
     from tsdfm.store.hub import out_of_reach
 
@@ -162,7 +168,7 @@ def _hub_files() -> tuple[Path, Path]:
 
     with contextlib.suppress(Exception):  # they are not there yet
         return fetch(local=True)
-    instead = "give its folder as --tokenizer-files"
+    instead = f"give its folder as {flag}"
     if reason := out_of_reach():
         raise UserError(f"GPT-2's tokenizer is not on this machine, and {reason}: {instead}")
     try:
