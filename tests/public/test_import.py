@@ -179,6 +179,11 @@ def test_an_exported_score_has_the_words_that_its_public_class_reads(tmp_path: P
     assert config["model"].keys() == want
 
 
+def test_the_other_parts_of_a_torch_file_are_named(tmp_path: Path) -> None:
+    left = json.loads((imported("fs-dfm", tmp_path) / "manifest.json").read_text())["origin"]["left_out"]
+    assert left == dict.fromkeys(("teacher_model", "step"), "another part of the torch file")
+
+
 def test_the_tokenizer_comes_along(tmp_path: Path) -> None:
     model = tsdfm.load(imported("mdlm", tmp_path), "cpu")
     assert model.tokenizer.fingerprint == BPE.fingerprint

@@ -112,7 +112,7 @@ def read_public(
         "layout": found.kind,
         "part": part or None,
         "files": tensors.sha256(),
-        "left_out": found.unused,
+        "left_out": {**found.unused, **dict.fromkeys(tensors.beside, "another part of the torch file")},
         "names": {ours: list(theirs) for ours, theirs in found.table.items()},
         "licence": said if isinstance(said := config.get("license"), str) and LICENCE.fullmatch(said) else None,
     }

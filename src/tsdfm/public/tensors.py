@@ -30,11 +30,15 @@ ROOM = 1 << 22  # numbers that are looked at together: a look takes memory of it
 
 @dataclass(frozen=True)
 class PublicTensors:
-    """Names and shapes of all tensors, and a way to get each. `files` are what they come from."""
+    """Names and shapes of all tensors, and a way to get each. `files` are what they come from.
+
+    `beside` are the other parts of a torch file, which nobody reads: an optimiser, an average, another model.
+    """
 
     files: tuple[Path, ...]
     shapes: dict[str, tuple[int, ...]]
     _places: dict[str, Any] = field(repr=False)
+    beside: tuple[str, ...] = ()
 
     def get(self, name: str, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> Tensor:
         """A tensor [shape], on the device and in the dtype asked for; one that has NaN or infinities is refused."""
@@ -63,11 +67,13 @@ def open_tensors(path: Path, part: str = "") -> PublicTensors:
         raise UserError(f"{path} holds one model: --part chooses among those of a torch file, leave it out")
     shapes: dict[str, tuple[int, ...]] = {}
     places: dict[str, Any] = {}
+    beside: list[str] = []
     for file in files:
         with file.open("rb") as head:
             if head.read(len(POINTER)) == POINTER:
                 raise UserError(f"{file} is not the file but git-lfs's pointer to it: `git lfs pull` fetches it")
-        here = _torch_file(file, part) if file.suffix in TORCH else _safetensors(file)
+        here, more = _torch_file(file, part) if file.suffix in TORCH else (_safetensors(file), [])
+        beside += more
         twice = sorted(places.keys() & here.keys())
         if twice:
             raise UserError(f"{twice[0]} stands in two files of {path}: {AGAIN}")
@@ -77,7 +83,7 @@ def open_tensors(path: Path, part: str = "") -> PublicTensors:
     if not places:
         raise UserError(f"{path} holds no tensors")
     _check_index(path, places)
-    return PublicTensors(tuple(files), shapes, places)
+    return PublicTensors(tuple(files), shapes, places, tuple(beside))
 
 
 def weight_files(path: Path) -> list[Path]:
@@ -135,8 +141,8 @@ def _safetensors(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is not a whole safetensors file ({problem}): {AGAIN}") from None
 
 
-def _torch_file(path: Path, part: str) -> dict[str, Tensor]:
-    """The tensors of one model in a torch file, mapped into memory where the file allows it."""
+def _torch_file(path: Path, part: str) -> tuple[dict[str, Tensor], list[str]]:
+    """The tensors of one model in a torch file, mapped into memory where the file allows it, and its other parts."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what is wrong is told below
@@ -156,22 +162,22 @@ def _torch_file(path: Path, part: str) -> dict[str, Tensor]:
     return _tensors_in(whole, path, part)
 
 
-def _tensors_in(whole: Any, path: Path, part: str) -> dict[str, Tensor]:
+def _tensors_in(whole: Any, path: Path, part: str) -> tuple[dict[str, Tensor], list[str]]:
     if not isinstance(whole, Mapping):
         raise UserError(f"{path} holds no named tensors")
     models = {str(name): inner for name, inner in whole.items() if _is_model(inner)}
     if part:
         if part not in models:
             raise UserError(f"{path} has no part {part!r}; it has: {', '.join(sorted(models)) or 'none'}")
-        return dict(models[part])
-    if _is_model(whole):
-        return dict(whole)
-    if len(models) != 1:
+    elif _is_model(whole):
+        return dict(whole), []
+    elif len(models) != 1:
         several = ", ".join(sorted(models))
         raise UserError(
             f"{path} holds several models ({several}): choose one with --part" if models else f"{path} holds no model"
         )
-    return dict(next(iter(models.values())))
+    taken = part or next(iter(models))
+    return dict(models[taken]), [str(name) for name in whole if name != taken]
 
 
 def _is_model(value: Any) -> bool:
