@@ -204,8 +204,11 @@ def test_init_from_refusals(trained: DFMSettings, tokens: Path, others: Path, tm
     other_source = "mask" if trained.source == "uniform" else "uniform"
     with pytest.raises(UserError, match=f"has source {trained.source}"):
         run(dataclasses.replace(new, source=other_source))
-    with pytest.raises(UserError, match="network of another size"):
+    with pytest.raises(UserError, match=r"network of another size: add --net\.width \d+ to start"):
         run(dataclasses.replace(new, net=dataclasses.replace(new.net, width=64)))
+    heads = new.net.shape().heads  # of which no tensor tells: the weights would fit
+    with pytest.raises(UserError, match=f"network of another size: add --net.heads {heads} to start"):
+        run(dataclasses.replace(new, net=dataclasses.replace(new.net, heads=2 * heads)))
     with pytest.raises(UserError, match="no checkpoint or run"):
         run(dataclasses.replace(new, init_from=tmp_path / "nowhere"))
     assert not (tmp_path / "new").exists()  # nothing was begun

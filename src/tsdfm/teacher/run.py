@@ -10,6 +10,7 @@ from tsdfm.engine.rows import train_rows
 from tsdfm.engine.task import Record
 from tsdfm.errors import UserError
 from tsdfm.flow import Bound, schedule_from
+from tsdfm.nn.settings import Shape
 from tsdfm.nn.velocity import VelocitySpec, load_velocity
 from tsdfm.settings import path_settings, to_dict
 from tsdfm.store.bundle import on_disk
@@ -93,7 +94,17 @@ def start_from(task: TeacherTask, spec: VelocitySpec, path: Path) -> None:
     """Begin a new run with the averaged weights of another, or of a bundle's teacher, whatever rows it learned from."""
     other = load_velocity(path, role=TeacherSettings.START)
     spec.match(other.spec, f"the model to start from, {path},", rows=False)
+    mine, theirs = net_words(spec.shape), net_words(other.spec.shape)
+    if mine != theirs:  # heads, too: no tensor tells them
+        flags = " ".join(f"--net.{name} {value}" for name, value in theirs.items() if value != mine[name])
+        raise UserError(f"{path} has a network of another size: add {flags} to start from it")
     try:
         task.model.load_state_dict(other.net.state_dict())
     except RuntimeError:
-        raise UserError(f"{path} has a network of another size: use the same net settings to start from it") from None
+        raise UserError(f"{path} has a network of another kind: start from one that is told the same") from None
+
+
+def net_words(shape: Shape) -> dict[str, int]:
+    """The settings under `net` that make a network of this shape."""
+    words = {name: getattr(shape, name) for name in ("width", "depth", "heads", "cond", "positions")}
+    return {**words, "mlp_ratio": shape.hidden // shape.width}
