@@ -194,6 +194,8 @@ def test_a_stream_in_place_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_doctor_and_card_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(spoken(["doctor", "tiny_cpu", "--json"], capsys))
     assert "python" in found["machine"]
+    extras = f"{found['machine']['extras']}, {found['machine'].get('no extra', '')}"
+    assert all(name in extras for name in ("hub", "judges", "parquet", "serve", "tensorboard", "wandb", "zstd"))
     assert "parameters" in found["recipe"]
     card = json.loads(spoken(["card", "--json"], capsys))
     assert card["name"] == "tsdfm-small"
