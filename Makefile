@@ -13,9 +13,11 @@ SEED := $(or $(SEED),$(shell date +%s))
 .PHONY: demo test fuzz chaos kills lint docs setup dev clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
+	@echo "installing tsdfm and torch into $(VENV): about a gigabyte, a minute or more"
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) .
 	touch $@
+	@echo "installed: $(BIN)/tsdfm sample writes two texts; docs/quickstart.md goes on from there"
 
 $(VENV)/.ready-dev: $(VENV)/.ready
 	$(INSTALL) '.[dev]'

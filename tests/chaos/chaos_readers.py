@@ -175,6 +175,7 @@ READERS: dict[str, tuple[str, Any, Reader]] = {
         lambda path: read_recipe(str(path)).models,
     ),
     "jsonl": ("a.jsonl", {"text": "a"}, source()),
+    "csv": ("a.csv", 'text,n\n"a, b",1\n', source()),
     "text": ("a.txt", "one\n\ntwo", source(cut="paragraphs")),
     "wikitext": ("a.txt", " = A = \n\n one @-@ two\n", source(cut="wikitext", tidy=True)),
     "gzip": ("a.jsonl.gz", gzip.compress(b'{"text": "a"}\n'), source()),

@@ -125,6 +125,19 @@ def test_every_command_of_the_pages_runs(demo: Path, tmp_path: Path, monkeypatch
                 assert run(command) == 0, f"{page}: {command}"
 
 
+def test_the_python_of_the_page_on_measuring_runs(
+    demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("runs").mkdir()
+    Path("runs/demo").symlink_to(demo)
+    ((_, text),) = [block for block in blocks("docs/measuring.md") if block[0] == "python"]
+    exec(compile(text, "docs/measuring.md", "exec"), {"__name__": "measuring"})
+    bound, compared = capsys.readouterr().out.splitlines()
+    assert re.search(r"\d\.\d", bound)
+    assert compared
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_in_the_text_are_understood(page: str) -> None:
     """`tsdfm pipeline RECIPE …` in a sentence: there is such a verb, and what is said in full can be read."""

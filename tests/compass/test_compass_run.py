@@ -190,6 +190,13 @@ def test_starting_from_the_teacher_and_what_does_not_fit(home, tmp_path):
         run(settings(home, out=tmp_path / "big", init_from=home / "compass-uniform", net=CompassNet(preset="tiny")))
 
 
+def test_too_few_places_are_refused_before_anything_is_written(home, tmp_path):
+    few = CompassNet(width=32, depth=1, heads=4, cond=16, positions=3)
+    with pytest.raises(UserError, match=r"rows of \d+ tokens, but net\.positions is 3: raise it"):
+        run(settings(home, out=tmp_path / "few", net=few))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_token_frequencies_are_those_of_the_training_rows(home):
     rows = TokenRows(home / "tokens", "train")
     whole = np.bincount(rows.take(range(len(rows)))[:, rows.anchor :].reshape(-1), minlength=rows.vocab_size)

@@ -1,6 +1,8 @@
 """Every reader gives back exactly the texts that were written, and says what is wrong with a broken file."""
 
+import csv
 import gzip
+import io
 import json
 import lzma
 import sys
@@ -58,6 +60,49 @@ def test_a_packed_file_cut_short_is_an_error(tmp_path: Path, ending: str, pack) 
         texts_of(path)
 
 
+def table(delimiter: str = ",", texts: list[str] = TEXTS) -> str:
+    file = io.StringIO()
+    csv.writer(file, delimiter=delimiter).writerows([["id", "text"], *enumerate(texts)])
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.csv", table().encode()),
+        ("a.CSV.gz", gzip.compress(table().encode("utf-8-sig"))),
+        ("a.tsv", table("\t").encode()),
+        ("a.csv", table("\t").encode()),
+    ],
+)
+def test_csv(tmp_path: Path, name: str, data: bytes) -> None:
+    path = tmp_path / name
+    path.write_bytes(data)
+    assert [(d.text, d.origin) for d in read(path)] == [(text, f"{name}:{n}") for n, text in enumerate(TEXTS, 1)]
+    asked = read(SourceSettings(path=path, prompt="id"))
+    assert [d.prompt for d in asked] == ["0", "1", "2", "3"]
+
+
+def test_a_csv_cell_may_hold_a_book(tmp_path: Path) -> None:
+    book = "word " * 100_000
+    (tmp_path / "a.csv").write_text(table(texts=[book]), newline="")
+    assert texts_of(tmp_path) == [book]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("id,txt\n1,a\n", r"a\.csv, row 1 has no field 'text'; did you mean 'txt'"),
+        ("id,text\n1,a\n2\n", r"a\.csv, row 2 has 1 cells where the header has 2"),
+        ('id,text\n1,"a', r"a\.csv is no whole csv file \(unexpected end of data\)"),
+    ],
+)
+def test_a_broken_csv_file_is_named(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "a.csv").write_text(content)
+    with pytest.raises(UserError, match=message):
+        texts_of(tmp_path / "a.csv")
+
+
 def test_parquet(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
@@ -97,7 +142,7 @@ def test_cuts_of_a_text_file(tmp_path: Path) -> None:
         (b'{"text": "fine"}\n\n{"txt": "x"}\n', r"line 3 has no field 'text'; did you mean 'txt'"),
         (b'{"text": 5}\n', r"line 1: field 'text' holds int, not text"),
         (b'["text"]\n', r"line 1 is not a JSON object"),
-        (b'{"text": "\xff"}\n', r"a\.jsonl is not UTF-8 text \(byte 0xff\)"),
+        (b'{"text": "\xff"}\n', r"a\.jsonl is not UTF-8 text \(byte 0xff\): .*iconv"),
     ],
 )
 def test_broken_lines_are_named(tmp_path: Path, content: bytes, message: str) -> None:

@@ -92,7 +92,10 @@ def test_the_list_of_methods(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     assert all(re.search(rf"^  {name} ", said, re.MULTILINE) for name in names())
     assert main(["train", "nothing"]) == 2
-    assert "unknown method 'nothing'" in capsys.readouterr().err
+    refusal = capsys.readouterr().err
+    assert "unknown method 'nothing'" in refusal
+    assert "mdlm" in refusal
+    assert "hazard" not in refusal  # a way to sample, which trains nothing
 
 
 def test_no_other_room_names_a_neighbour() -> None:

@@ -24,6 +24,7 @@ from tsdfm.distil.settings import NavigateSettings
 from tsdfm.errors import UserError
 from tsdfm.metrics.intervals import Estimate
 from tsdfm.metrics.ngrams import TextStats, entropy_bits
+from tsdfm.metrics.perplexity import JudgeScores
 from tsdfm.report.bench import Bench, bias_key, judge_stories, spread
 from tsdfm.report.cells import Cells, load_cell, written
 from tsdfm.report.desk import Desk
@@ -31,7 +32,7 @@ from tsdfm.report.measure import run
 from tsdfm.report.rows import Row, rows_in
 from tsdfm.report.runs import run_at
 from tsdfm.report.settings import MainSettings, MeasureSettings
-from tsdfm.report.summary import closing
+from tsdfm.report.summary import by_steps, closing
 from tsdfm.samples.guide import Guide
 from tsdfm.samples.model import TextModel
 from tsdfm.store.files import write_json
@@ -201,6 +202,13 @@ def test_more_than_one_bit_under_real_text_is_collapsed() -> None:
     rows, target = [row("a", bits) for bits in (4.0, 3.01, 2.99)], row("held-out text", 4.0)
     assert [one.against(target).collapsed for one in (*rows, target)] == [False, False, True, False]
     assert [one.against(None).collapsed for one in rows] == [False, False, False]  # nothing to compare with
+
+
+def test_a_table_without_a_judge_says_how_to_name_one() -> None:
+    text, judged = TextStats(entropy_bits=Estimate(4.0)), JudgeScores(ppl=Estimate(9.0))
+    alone, read = (Row(method="a", steps=8, source="mask", text=text, judges=by) for by in ({}, {"x": judged}))
+    assert any("--judges" in note for note in by_steps([alone]).notes)
+    assert by_steps([read]).notes == []
 
 
 def test_padding_goes_and_only_padding() -> None:

@@ -169,6 +169,8 @@ def test_a_recipe_is_not_run_but_its_command_is_told(tmp_path: Path, monkeypatch
     for name in ("tiny_cpu", "mine.toml"):
         with pytest.raises(UserError, match=rf"`tsdfm pipeline {name} --out FOLDER` makes those of a recipe"):
             find_runs([Path(name)])
+    with pytest.raises(UserError, match=r"no folder at runs/demo, .*`tsdfm pipeline RECIPE --out FOLDER`"):
+        find_runs([Path("runs/demo")])  # a folder that is not there yet, and no recipe
     assert list(tmp_path.iterdir()) == []
 
 

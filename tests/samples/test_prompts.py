@@ -14,8 +14,9 @@ from tiny_nets import save_run, tiny_spec, tiny_velocity
 
 from tsdfm.cli import main
 from tsdfm.errors import UserError
-from tsdfm.samples.model import Moment, TextModel
+from tsdfm.samples.model import Moment, Samples, TextModel
 from tsdfm.samples.prefixes import read_prefixes
+from tsdfm.samples.run import show_texts
 from tsdfm.tokens.tokenizer import ByteTokenizer
 from tsdfm.view.stream import Screen
 
@@ -191,9 +192,27 @@ def test_a_stream_in_place_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Non
     assert made.nfe == 2
 
 
+def test_a_terminal_breaks_lines_between_words_and_a_file_gets_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "one two three four five " * 20
+    made = Samples(texts=[text], tokens=torch.zeros(1, 4), nfe=8, seconds=1, seed=0, passes=[8])
+    show_texts(made)
+    assert text in capsys.readouterr().out
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "40")
+    show_texts(made)
+    _, *lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 10
+    assert max(map(len, lines)) <= 40
+    assert " ".join(lines).split() == text.split()  # no word is cut
+
+
 def test_doctor_and_card_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(spoken(["doctor", "tiny_cpu", "--json"], capsys))
     assert "python" in found["machine"]
+    extras = f"{found['machine']['extras']}, {found['machine'].get('no extra', '')}"
+    assert all(name in extras for name in ("hub", "judges", "parquet", "serve", "tensorboard", "wandb", "zstd"))
     assert "parameters" in found["recipe"]
     card = json.loads(spoken(["card", "--json"], capsys))
     assert card["name"] == "tsdfm-small"

@@ -68,8 +68,8 @@ def test_names_also_work_inside_a_bundle_or_beside_a_manifest_of_others(
         ("tsdfm-smal/teacher", r"\(shipped: tsdfm-small\)"),
         ("tsdfm-small/techer", "tsdfm-small has no 'techer'; it has: student, teacher, compass"),
         ("tsdfm-small/compass", "holds no velocity network"),
-        ("runs/mine/teacher", "no checkpoint or run at runs/mine/teacher$"),
-        ("../models/other", "no checkpoint or run at ../models/other$"),
+        ("runs/mine/teacher", "no checkpoint or run at runs/mine/teacher: give a run's folder, .* or a shipped name$"),
+        ("../models/other", "no checkpoint or run at ../models/other: give a run's folder, .* or a shipped name$"),
     ],
 )
 def test_names_that_mean_nothing(models: Path, name: str, said: str) -> None:

@@ -99,6 +99,17 @@ def test_it_leaves_a_model(trained: DFMSettings) -> None:
     assert all(text.startswith("Mia has") for text in made.texts)
 
 
+def test_a_loaded_model_has_the_bound_that_its_training_logged(trained: DFMSettings, tmp_path: Path) -> None:
+    model = tsdfm.load(trained.out, "cpu")
+    nats = model.bound(trained.tokens, rows=trained.eval_rows, times=trained.eval_times, seed=3)
+    assert nats.shape == (trained.eval_rows,)
+    assert nats.mean().item() == pytest.approx(lines(trained.out, "elbo")[-1]["elbo"], rel=1e-6)
+    with pytest.raises(UserError, match="at least one row, not 0"):
+        model.bound(trained.tokens, rows=0)
+    with pytest.raises(UserError, match="nowhere"):
+        model.bound(tmp_path / "nowhere")
+
+
 def test_a_resumed_run_is_the_unbroken_one(trained: DFMSettings, tmp_path: Path) -> None:
     """The folder as a kill just after the middle checkpoint leaves it."""
     out = tmp_path / "run"

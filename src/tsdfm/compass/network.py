@@ -103,7 +103,7 @@ class CompassSpec(Settings):
 
     def network(self) -> EnergyNet:
         """A fresh network of this kind."""
-        check_size(self.shape, self.vocab)
+        check_size(self.shape, self.vocab, self.length)
         return EnergyNet(self.shape, tokens=self.flow_source().tokens)
 
     def plain(self) -> dict[str, Any]:

@@ -140,15 +140,17 @@ def exam_for(compass: Compass, trained: CompassSettings, tokens: Path, teacher: 
     return Exam(valid, compass.spec, negatives, trained.clean, seed, compass.device)
 
 
-def parts(count: int) -> Iterator[Tensor]:
-    """Question numbers 0 … count − 1, a part at a time."""
-    for first in range(0, count, PART):
-        yield torch.arange(first, min(first + PART, count))
+def parts(count: int, what: str) -> Iterator[Tensor]:
+    """Question numbers 0 … count − 1, a part at a time, with a bar that says how many are answered."""
+    with terminal.progress(what, silent=terminal.quiet()) as told:
+        for first in range(0, count, PART):
+            yield torch.arange(first, min(first + PART, count))
+            told(min(first + PART, count), count)
 
 
 def accuracy(exam: Exam, compass: Compass, pairs: int) -> dict[str, Any]:
     """How often E(x_t) < E(x̃_t), by strategy, with 95 % intervals; `overall` is the mean over the judged ones."""
-    asked = [exam.pairs(compass.energy, numbers) for numbers in parts(pairs)]
+    asked = [exam.pairs(compass.energy, numbers) for numbers in parts(pairs, "pairs")]
     lower, void, changed = (torch.cat([getattr(p, name) for p in asked]).cpu() for name in ("lower", "void", "changed"))
     out: dict[str, Any] = {"accuracy": {}, "intervals": {}, "pairs": {}, "void_pairs": {}, "tokens_changed": {}}
     for s, name in enumerate(exam.negatives.names):
@@ -164,7 +166,7 @@ def accuracy(exam: Exam, compass: Compass, pairs: int) -> dict[str, Any]:
 
 def monotonicity(exam: Exam, compass: Compass, rows: int, times: int) -> dict[str, Any]:
     """Energy against time on `rows` walks at `times` random times and t = 1."""
-    curves = [exam.curve(compass.energy, numbers, times) for numbers in parts(rows)]
+    curves = [exam.curve(compass.energy, numbers, times) for numbers in parts(rows, "energy against time")]
 
     def whole(pick: Callable[[Curve], Tensor]) -> Any:
         return torch.cat([pick(curve) for curve in curves]).cpu().numpy()
@@ -183,7 +185,7 @@ def candidates(
             if t + h > 1.0:
                 continue
             sums: dict[str, float] = {}
-            for numbers in parts(settings.candidate_rows):
+            for numbers in parts(settings.candidate_rows, f"candidates, t = {t}, h = {h}"):
                 times, steps = (torch.full((len(numbers),), x, dtype=torch.float64) for x in (t, h))
                 found = exam.candidates(
                     compass.energy, numbers, proposer, times, steps, trained.ratio.n, trained.ratio.jump

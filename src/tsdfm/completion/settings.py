@@ -12,5 +12,5 @@ from tsdfm.settings import Settings, option, required
 class CompletionSettings(Settings):
     """Print the script by which a shell completes commands."""
 
-    shell: Literal["bash", "zsh", "fish"] = required("the shell")
+    shell: Literal["bash", "zsh", "fish"] = required("the shell: bash, zsh or fish")
     words: tuple[str, ...] = option((), "what the script gives at every Tab: the words so far, each after a colon")

@@ -1,4 +1,4 @@
-"""Where text comes from: files, jsonl, parquet, a hub dataset, the story world; weighted mixtures; splits by document.
+"""Where text comes from: files, a hub dataset, the story world; weighted mixtures; splits by document.
 
 The stage itself is `tsdfm.corpus.run.run(CorpusSettings(...))`; nothing here needs torch until its manifest is written.
 """

@@ -1,10 +1,12 @@
-"""Reading documents from local files: text, jsonl (plain, gz, xz, zst) and parquet, one document at a time."""
+"""Reading documents from local files: text, jsonl and csv (plain, gz, xz, zst) and parquet, one document at a time."""
 
 from __future__ import annotations
 
 import contextlib
+import csv
 import gzip
 import io
+import itertools
 import lzma
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,7 +20,16 @@ from tsdfm.settings import nearest
 from tsdfm.store.files import parse_json
 
 PACKED = {".gz", ".xz", ".zst"}
-FORMATS = {".txt": "text", ".text": "text", ".md": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+FORMATS = {
+    ".txt": "text",
+    ".text": "text",
+    ".md": "text",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".parquet": "parquet",
+}
 
 
 class Document(NamedTuple):
@@ -39,7 +50,7 @@ class Document(NamedTuple):
 
 
 def file_kind(path: Path) -> str | None:
-    """`text`, `jsonl` or `parquet` by the name's ending (`.jsonl.xz` is jsonl), or None."""
+    """`text`, `jsonl`, `csv` or `parquet` by the name's ending (`.jsonl.xz` is jsonl), or None."""
     suffixes = [s.lower() for s in path.suffixes]
     if suffixes and suffixes[-1] in PACKED:
         suffixes.pop()
@@ -56,7 +67,10 @@ def open_text(path: Path, offset: int = 0) -> Iterator[IO[str]]:
         with _open_bytes(path, offset) as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="\n") as text:
             yield text
     except UnicodeDecodeError as problem:
-        raise UserError(f"{path} is not UTF-8 text (byte {problem.object[problem.start]:#04x}): convert it") from None
+        byte = problem.object[problem.start]
+        raise UserError(
+            f"{path} is not UTF-8 text (byte {byte:#04x}): convert it, as by `iconv -f latin1 -t utf-8`"
+        ) from None
     except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as problem:
         raise UserError(f"{path} is damaged or cut short ({problem}): fetch it again") from None
     except FileNotFoundError:
@@ -174,6 +188,27 @@ def read_jsonl(path: Path, field: str, prompt: str | None = None) -> Iterator[Do
             if not isinstance(row, dict):
                 raise UserError(f"{where} is not a JSON object with a field {field!r}")
             yield document_of(row, field, prompt, where, f"{path.name}:{number}")
+
+
+def read_csv(path: Path, field: str, prompt: str | None = None) -> Iterator[Document]:
+    """One document from each row below the header; columns end at tabs if the name or the header says so."""
+    with open_text(path) as file:
+        head = file.readline()
+        tabs = ".tsv" in (suffix.lower() for suffix in path.suffixes) or ("\t" in head and "," not in head)
+        csv.field_size_limit(max(csv.field_size_limit(), 1 << 28))  # csv's own, 128 kB, is less than a book
+        try:
+            rows = csv.reader(itertools.chain([head], file), delimiter="\t" if tabs else ",", strict=True)
+            names = next(rows, [])
+            for number, cells in enumerate(rows, 1):
+                if not cells:
+                    continue
+                where = f"{path}, row {number}"
+                if len(cells) != len(names):
+                    raise UserError(f"{where} has {len(cells)} cells where the header has {len(names)}: mend the row")
+                row = dict(zip(names, cells, strict=True))
+                yield document_of(row, field, prompt, where, f"{path.name}:{number}")
+        except csv.Error as problem:
+            raise UserError(f"{path} is no whole csv file ({problem}): mend it") from None
 
 
 def read_parquet(path: Path, field: str, prompt: str | None = None) -> Iterator[Document]:

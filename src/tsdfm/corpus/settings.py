@@ -22,7 +22,7 @@ from tsdfm.ranges import SEED
 from tsdfm.settings import Settings, option, required
 from tsdfm.store.parts import part_of
 
-Kind = Literal["auto", "text", "jsonl", "parquet", "hub", "world", "storyteller", "sums"]
+Kind = Literal["auto", "text", "jsonl", "csv", "parquet", "hub", "world", "storyteller", "sums"]
 Cut = Literal["whole", "lines", "paragraphs", "wikitext"]
 
 
@@ -81,6 +81,7 @@ class CorpusSettings(Settings):
         None,
         "the one source, if it has a name: a hub dataset, fineweb-edu, world:small, sums:small, storyteller:FOLDER",
     )
+    kind: Kind = option("auto", "what the one source is; auto goes by the name's ending")
     field: str = option("text", "field of the one source that holds the text; 'question+answer' joins two")
     prompt: str | None = option(None, "field of the one source that holds a prompt, to which the text is the answer")
     cut: Cut = option("whole", "documents of a text file: the whole file, its lines, its paragraphs, WikiText articles")
@@ -110,7 +111,7 @@ class CorpusSettings(Settings):
         if one and self.sources:
             raise UserError("give the corpus either path/name (one source) or sources (several), not both")
         if one:
-            same = ("path", "name", "field", "prompt", "cut", "tidy", "drop", "limit", "seed")
+            same = ("path", "name", "kind", "field", "prompt", "cut", "tidy", "drop", "limit", "seed")
             return (SourceSettings(**{name: getattr(self, name) for name in same}),)
         if not self.sources:
             raise UserError("the corpus has no source: give --path FILE_OR_FOLDER or --name DATASET")

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from tsdfm.corpus.files import Document, file_kind, read_jsonl, read_parquet, read_text
+from tsdfm.corpus.files import Document, file_kind, read_csv, read_jsonl, read_parquet, read_text
 from tsdfm.corpus.hub import read_hub
 from tsdfm.corpus.settings import SourceSettings
 from tsdfm.errors import UserError
@@ -181,6 +181,8 @@ def _read_file(source: SourceSettings, root: Path, path: Path) -> Iterator[Docum
     match kind:
         case "jsonl":
             documents = read_jsonl(path, source.field, source.prompt)
+        case "csv":
+            documents = read_csv(path, source.field, source.prompt)
         case "parquet":
             documents = read_parquet(path, source.field, source.prompt)
         case _:
@@ -194,7 +196,7 @@ def without_prompt(source: SourceSettings, what: str) -> None:
     """Refuse a prompt where there are no fields."""
     if source.prompt is not None:
         raise UserError(
-            f"{what} has no field {source.prompt!r} for a prompt: prompts come from jsonl, parquet or the hub"
+            f"{what} has no field {source.prompt!r} for a prompt: prompts come from jsonl, csv, parquet or the hub"
         )
 
 
@@ -209,12 +211,14 @@ def find_files(source: SourceSettings) -> list[Path]:
         raise UserError(f"no file or folder at {root}")
     if root.is_file():
         if kind == "auto" and file_kind(root) is None:
-            raise UserError(f"cannot tell what {root} is by its name: set kind to text, jsonl or parquet")
+            raise UserError(f"cannot tell what {root} is by its name: set kind to text, jsonl, csv or parquet")
         return [root]
     inside = [p for p in root.rglob("*") if p.is_file() and not _hidden(p.relative_to(root))]
     found = [p for p in inside if file_kind(p) is not None and kind in ("auto", file_kind(p))]
     if not found:
-        raise UserError(f"nothing to read in {root}: it has no .txt, .md, .jsonl (.gz, .xz, .zst) or .parquet file")
+        raise UserError(
+            f"nothing to read in {root}: it has no .txt, .md, .jsonl, .csv (.gz, .xz, .zst) or .parquet file"
+        )
     return sorted(found, key=lambda p: p.relative_to(root).as_posix())
 
 

@@ -31,6 +31,7 @@ EXTRAS = {
     "tensorboard": "tensorboard",
     "wandb": "wandb",
     "serve": "fastapi",
+    "judges": "transformers",
 }
 
 
@@ -57,8 +58,10 @@ def machine() -> dict[str, str]:
     """Versions, devices, precision, kernels."""
     rows = {"tsdfm": __version__, "python": platform.python_version()}
     rows |= {name: importlib.metadata.version(name) for name in NEEDED}
-    extras = {extra: importlib.util.find_spec(module) is not None for extra, module in EXTRAS.items()}
-    rows["extras"] = ", ".join(f"{name} {'yes' if there else 'no'}" for name, there in extras.items())
+    missing = [extra for extra, module in EXTRAS.items() if importlib.util.find_spec(module) is None]
+    rows["extras"] = ", ".join(extra for extra in EXTRAS if extra not in missing) or "none"
+    if missing:
+        rows["no extra"] = f"{', '.join(missing)}: pip install 'tsdfm[NAME]' brings one"
     rows["CPU"] = f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()}; bf16 instructions: {cpu_bf16()}"
     for index in range(torch.cuda.device_count()):
         about = torch.cuda.get_device_properties(index)

@@ -254,7 +254,7 @@ def names() -> list[str]:
 def method(name: str) -> Method:
     """A method by its name."""
     if name not in files():
-        raise UserError(f"unknown method {name!r}{nearest(name, files())}")
+        raise UserError(f"unknown method {name!r}{nearest(name, names())}")
     found: Method = importlib.import_module(f"{__name__}.{name.replace('-', '_')}").METHOD
     return found
 

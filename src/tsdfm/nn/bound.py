@@ -15,7 +15,7 @@ from tsdfm.tokens.rows import TokenRows
 EVAL_STREAM = 1  # noise of an evaluation, apart from the training's
 
 
-def bound_of(
+def bound_rows(
     model: nn.Module,
     spec: VelocitySpec,
     bound: Bound,
@@ -54,7 +54,7 @@ def held_out_bound(
         noise = RowNoise(loop.seed, torch.tensor(part, device=world.device), stream=EVAL_STREAM)
         given = torch.from_numpy(valid.given(part)).to(world.device)
         weight = (~given).sum(-1) / (free.sum() / len(chosen))  # 1 where all rows have as many free tokens
-        total += (bound_of(model, spec, bound, x_1, given, noise, times, h) * weight).sum()
+        total += (bound_rows(model, spec, bound, x_1, given, noise, times, h) * weight).sum()
     nats = total.item() / sum(map(len, parts))
     characters = valid.count_characters(valid.take(chosen)[free])
     bits = bits_per_character(nats, int(free.sum()), characters) if characters else float("nan")

@@ -157,7 +157,7 @@ class CausalSpec(Settings):
 
     def network(self) -> CausalNet:
         """A fresh network of this kind."""
-        check_size(self.shape, self.vocab)
+        check_size(self.shape, self.vocab, self.length)
         return CausalNet(self.shape, vocab=self.vocab, tied=self.tied)
 
     def plain(self) -> dict[str, Any]:

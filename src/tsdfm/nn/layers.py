@@ -110,10 +110,20 @@ class Block(nn.Module):
         return out
 
 
-def check_size(shape: Shape, vocab: int) -> None:
-    """Refuse a network that no memory here can hold, before it is made; one without weights (`meta`) may be any."""
+def check_size(shape: Shape, vocab: int, length: int) -> None:
+    """Refuse a network, before it is made, that no memory here can hold, or with fewer places than its rows have.
+
+    One without weights (`meta`) may be of any size.
+    """
     if torch.get_default_device().type != "meta":
         shape.check(vocab)
+    check_places(shape.positions, length)
+
+
+def check_places(positions: int, length: int) -> None:
+    """Refuse rows that are longer than the places that have an embedding, where places have one."""
+    if 0 < positions < length:
+        raise UserError(f"rows of {length} tokens, but net.positions is {positions}: raise it, or 0 for none")
 
 
 def zero_(layer: nn.Linear) -> nn.Linear:
@@ -136,6 +146,5 @@ def at_places(x: Tensor, places: nn.Embedding | None) -> Tensor:
     """x [B, L, D] plus the embeddings of its places."""
     if places is None:
         return x
-    if x.shape[1] > places.num_embeddings:
-        raise UserError(f"rows of {x.shape[1]} tokens, but net.positions is {places.num_embeddings}: raise it")
+    check_places(places.num_embeddings, x.shape[1])
     return x + places.weight[: x.shape[1]]

@@ -70,7 +70,7 @@ class VelocitySpec(Settings):
 
     def network(self) -> DDiT:
         """A fresh network of this kind. A decoder is called as a DDiT is."""
-        check_size(self.shape, self.vocab)
+        check_size(self.shape, self.vocab, self.length)
         tokens = self.flow_source().tokens
         if self.decoder is not None:
             return cast(DDiT, Decoder(self.decoder, vocab=self.vocab, tokens=tokens, shift=self.shift))
@@ -208,7 +208,7 @@ def load_velocity(
     found = find_weights(Path(path), role, which=which, choose=choose)
     spec = spec_in(found.manifest, found.place)
     if spec.decoder is None:
-        check_size(spec.shape, spec.vocab)
+        check_size(spec.shape, spec.vocab, spec.length)
     try:
         net = assembled(spec, found.weights().items(), device, copy=spec.decoder is None)
     except ValueError as problem:

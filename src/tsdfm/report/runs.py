@@ -281,7 +281,7 @@ def runs_at(path: Path) -> list[TrainedRun]:
         roles = bundle.roles if role is None else [role]
         return [TrainedRun(bundle.folder / each, bundle.member(each).about, shipped=True) for each in roles]
     if not path.is_dir():  # nothing is trained here
-        made = f"`tsdfm pipeline {path} --out FOLDER` makes those of a recipe"
+        made = f"`tsdfm pipeline {path if len(path.parts) == 1 else 'RECIPE'} --out FOLDER` makes those of a recipe"
         raise UserError(f"no folder at {path}{unshipped(path)}: give a pipeline's folder or run folders ({made})")
     own = TrainedRun(path, read_manifest(path)) if (path / MANIFEST).is_file() else None
     if own is not None and own.kind:

@@ -70,6 +70,8 @@ def by_steps(rows: Sequence[Row], show: Callable[[Row], str | None] = both) -> T
     for row in rows:
         if row.method == REAL and steps:
             table.add(source="", method=REAL, **{str(steps[-1]): show(row)})
+    if made and not any(row.ppl or row.valid for row in made):
+        table.notes.append("no judge has read these texts: --judges names one (docs/judges.md)")
     return table
 
 

@@ -21,6 +21,7 @@ from tsdfm.flow import (
     ClassifierFree,
     Jump,
     Model,
+    RowNoise,
     Solution,
     check_grid,
     grid,
@@ -30,7 +31,8 @@ from tsdfm.flow import (
     solve,
 )
 from tsdfm.methods import bound_of
-from tsdfm.nn.velocity import Velocity, load_velocity, run_folder
+from tsdfm.nn.bound import EVAL_STREAM, bound_rows
+from tsdfm.nn.velocity import Velocity, check_rows, load_velocity, run_folder
 from tsdfm.public.model import is_public, load_public
 from tsdfm.samples.given import Asked, Given, as_prompts, read_asked, several
 from tsdfm.samples.guide import Guide
@@ -41,6 +43,7 @@ from tsdfm.samples.trajectory import Recorder, Row, Trajectory, even, pieces_of
 from tsdfm.samples.windows import Page, Told, windows_of, writing
 from tsdfm.store.bundle import find_member
 from tsdfm.store.manifest import read_manifest
+from tsdfm.tokens.rows import TokenRows
 from tsdfm.tokens.tokenizer import Tokenizer, load_tokenizer
 
 
@@ -326,6 +329,30 @@ class TextModel:
             on_pass(Moment(passes=passes, of=of, t=t, numbers=each, tokens=tokens, texts=self.texts(tokens)))
 
         return tell
+
+    def bound(self, tokens: str | Path, rows: int = 64, times: int = 8, seed: int = 0, *, h: float = 0.0) -> Tensor:
+        """An upper bound of −log p(text) of held-out rows of a tokens folder: nats per token [rows], float64.
+
+        It is the bound of the model's own method (`methods.bound_of`), from `times` draws of t for each row; rows are
+        spread evenly over the split. A network that is told its step size is told `h`.
+
+        Example: `tsdfm.load("runs/demo/teacher-uniform").bound("runs/demo/tokens").mean()`
+        """
+        spec, device, found = self.velocity.spec, self.velocity.device, bound_of(self.velocity.spec)
+        if found is None:
+            raise UserError(f"a model of {spec.method} has no bound: measure its texts")
+        if rows < 1:
+            raise UserError(f"a bound needs at least one row, not {rows}")
+        held = TokenRows(Path(tokens), "valid")
+        check_rows(spec, held, "the model")
+        count, size, nats = min(rows, len(held)), self.batch_size(), []
+        chosen = [i * len(held) // count for i in range(count)]
+        for part in (chosen[at : at + size] for at in range(0, count, size)):
+            x_1 = torch.from_numpy(held.take(part).astype("int64")).to(device)
+            given = torch.from_numpy(held.given(part)).to(device)
+            noise = RowNoise(seed, torch.tensor(part, device=device), stream=EVAL_STREAM)
+            nats.append(bound_rows(self.velocity.net, spec, found, x_1, given, noise, times, h))
+        return torch.cat(nats)
 
     def jump(self, name: str) -> Jump:
         """A jump by its name: `auto`, one of `flow.JUMPS`, or one that a method brings."""

@@ -23,11 +23,11 @@ from tsdfm.terminal import progress, visible
 
 
 def show_texts(samples: Samples) -> None:
-    """Print the texts, each under a line that says how to get it again."""
+    """Print the texts, each under a line that says how to get it again; a terminal breaks lines between words."""
     console = Console()
     for number, (text, passes) in enumerate(zip(samples.texts, samples.passes, strict=True), samples.first):
         console.rule(f"text {number}, seed {samples.seed}, {passes} passes", align="left", style="dim")
-        console.print(visible(text), markup=False, highlight=False, soft_wrap=True)
+        console.print(visible(text), markup=False, highlight=False, soft_wrap=not console.is_terminal)
 
 
 def run(

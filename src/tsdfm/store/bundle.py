@@ -25,7 +25,7 @@ from torch import Tensor
 from tsdfm.errors import UserError
 from tsdfm.ranges import shown
 from tsdfm.store.checkpoint import FOLDER as CHECKPOINTS
-from tsdfm.store.checkpoint import STATE, check_file, find_checkpoint, load_weights, read_state, read_tensors
+from tsdfm.store.checkpoint import GIVE, STATE, check_file, find_checkpoint, load_weights, read_state, read_tensors
 from tsdfm.store.files import read_json
 from tsdfm.store.kinds import BundleManifest
 from tsdfm.store.manifest import NAME as MANIFEST
@@ -113,7 +113,7 @@ def find_weights(path: Path, role: str, *, which: str, choose: str) -> FoundWeig
     member = find_member(path, role)
     if member is None:
         if not path.exists():
-            raise UserError(f"no checkpoint or run at {path}{unshipped(path)}")
+            raise UserError(f"no checkpoint or run at {path}{unshipped(path) or GIVE}")
         place = find_checkpoint(path, choose)
         files = read_state(place)["files"]
         sha256 = files.get(f"{which}.safetensors", files["model.safetensors"])["sha256"]

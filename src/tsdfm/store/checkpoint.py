@@ -38,6 +38,7 @@ STATE = "state.json"
 BEST = "best.json"
 HIDDEN = ".tmp-"
 CHOICES = ("newest", "best")
+GIVE = ": give a run's folder, a checkpoint, a bundle or a shipped name"
 
 
 class Store:
@@ -132,7 +133,7 @@ def find_checkpoint(path: str | Path, choose: str = "newest") -> Path:
     if (path / STATE).is_file():
         return path
     if not path.is_dir():
-        raise UserError(f"no checkpoint or run at {path}")
+        raise UserError(f"no checkpoint or run at {path}{GIVE}")
     store = Store(path)
     if choose == "best" and (store.folder / BEST).is_file():
         step = read_record(store.folder / BEST, Best, "delete it to use the newest checkpoint")["step"]
