@@ -51,6 +51,12 @@ def test_what_needs_no_torch_imports_none(room: str) -> None:
     assert not tops(modules_after(f"import {room}")) & {"torch", *EXTRAS}
 
 
+def test_writing_a_text_loads_no_compiler() -> None:
+    modules = modules_after("import tsdfm; tsdfm.load('tsdfm-small', 'cpu').sample(n=1, steps=1, seed=0)")
+    assert "torch.nn" in modules
+    assert not {name for name in modules if name.startswith(("torch._dynamo", "sympy"))}
+
+
 HELP = """
 import contextlib, io
 from tsdfm.cli import VERBS, main

@@ -18,6 +18,7 @@ from tsdfm.compass.settings import CompassSettings
 from tsdfm.doctor.settings import DoctorSettings
 from tsdfm.engine.distributed import gpu_does_not_start
 from tsdfm.nn import DDiT, Shape, flops_per_token, parameters
+from tsdfm.nn.layers import without_weights
 from tsdfm.pipeline.plan import make_plan
 from tsdfm.recipes import read_recipe
 from tsdfm.recipes.trainers import kind
@@ -125,7 +126,7 @@ def needs(recipe: str) -> dict[str, str]:
     if teacher := trained.get("teacher"):
         shape, loop = teacher.net.shape(), teacher.loop
         micro, rows = loop.micro or loop.batch, vocab + (teacher.source == "mask")
-        with torch.device("meta"):
+        with without_weights():
             count = parameters(DDiT(shape, vocab=vocab, tokens=rows))
             student = parameters(DDiT(shape, vocab=vocab, tokens=rows, step_size=True))
         blocks = f"{shape.depth} blocks of width {shape.width}, {shape.heads} heads"
@@ -145,7 +146,7 @@ def needs(recipe: str) -> dict[str, str]:
 def compass_needs(compass: CompassSettings, rows: int, length: int) -> dict[str, str]:
     """The same of a compass."""
     shape, states = compass.net.shape(), compass.negatives + 2
-    with torch.device("meta"):
+    with without_weights():
         count = parameters(EnergyNet(shape, tokens=rows))
     micro = compass.loop.micro or compass.loop.batch
     room = memory(shape, count, 0, micro * states * length) / 2**30

@@ -34,6 +34,7 @@ from tsdfm import terminal
 from tsdfm.engine.launch import torchrun_says
 from tsdfm.engine.sharded import sharded_module
 from tsdfm.errors import UserError
+from tsdfm.machine import keeping_memory
 
 T = TypeVar("T")
 PATIENCE = 10.0  # seconds after which a process says that it waits for others
@@ -143,18 +144,17 @@ def join(device: str = "auto") -> Iterator[Processes]:
     place = pick_device(device, local_rank)
     if place.type == "cuda":
         torch.cuda.set_device(place)
-    if size == 1:
-        yield Processes(device=place)
-        return
-    ours = not dist.is_initialized()
-    if ours:
-        _connect("nccl" if place.type == "cuda" else "gloo", rank, size)
-    try:
+    with contextlib.ExitStack() as stack:
+        if place.type == "cpu":
+            stack.enter_context(keeping_memory())
+        if size == 1:
+            yield Processes(device=place)
+            return
+        if not dist.is_initialized():
+            _connect("nccl" if place.type == "cuda" else "gloo", rank, size)
+            stack.callback(dist.destroy_process_group)
         control = dist.new_group(backend="gloo")
         yield Processes(dist.get_rank(), dist.get_world_size(), local_rank, place, control)
-    finally:
-        if ours:
-            dist.destroy_process_group()
 
 
 @functools.cache

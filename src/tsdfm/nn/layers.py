@@ -5,14 +5,43 @@ Shapes: B batch, L length, D width, C condition width, H heads, E = D/H head siz
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from tsdfm.errors import UserError
 from tsdfm.nn.settings import Shape
+
+
+class NoDraws(TorchFunctionMode):
+    """Draws no weights where there are none."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        return kwargs["tensor"] if func is nn.init.normal_ else func(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def without_weights() -> Iterator[None]:
+    """Networks made inside the block have sizes and no weights (`meta`), but the rates that no file has.
+
+    Nothing is reckoned on `meta`: torch would load its compiler for that, which takes longer than to write a text.
+    """
+    with torch.device("meta"), NoDraws():
+        yield
+
+
+def counted(end: int, by: int = 1) -> Tensor:
+    """0, `by`, … below `end`, with values also where a network has no weights."""
+    return torch.arange(0, end, by, device="cpu")
 
 
 class ScalarEmbedding(nn.Module):
@@ -21,7 +50,7 @@ class ScalarEmbedding(nn.Module):
     def __init__(self, cond: int, features: int = 256, period: float = 10_000.0) -> None:
         super().__init__()
         self.mlp = nn.Sequential(nn.Linear(features, cond), nn.SiLU(), nn.Linear(cond, cond))
-        rates = torch.exp(-math.log(period) * torch.arange(features // 2) / (features // 2))
+        rates = torch.exp(-math.log(period) * counted(features // 2) / (features // 2))
         self.register_buffer("rates", rates, persistent=False)
 
     def forward(self, value: Tensor) -> Tensor:
@@ -50,7 +79,7 @@ class Rotary(nn.Module):
 
     def __init__(self, head: int, base: float = 10_000.0) -> None:
         super().__init__()
-        self.register_buffer("rates", base ** (-torch.arange(0, head, 2) / head), persistent=False)
+        self.register_buffer("rates", base ** (-counted(head, 2) / head), persistent=False)
 
     def forward(self, length: int) -> tuple[Tensor, Tensor]:
         """cos and sin [L, E] of position · rate, each rate twice."""

@@ -23,7 +23,7 @@ from tsdfm.flow.walk import Model
 from tsdfm.kernels.head import quick_logits
 from tsdfm.nn.ddit import DDiT
 from tsdfm.nn.decoder import Decoder, DecoderShape
-from tsdfm.nn.layers import check_size
+from tsdfm.nn.layers import check_size, without_weights
 from tsdfm.nn.settings import Shape
 from tsdfm.settings import Settings, build, option, required, to_dict
 from tsdfm.store.bundle import find_weights
@@ -225,7 +225,7 @@ def assembled(
     number or shape, are a ValueError. Without `copy`, weights of a mapped file stay in it, where they lie at other
     addresses than a network's own: products may round otherwise in the last bit.
     """
-    with torch.device("meta"):
+    with without_weights():
         net = spec.network()
     wanted = {name: tensor.shape for name, tensor in net.state_dict().items()}
     for name, tensor in weights:
@@ -236,17 +236,7 @@ def assembled(
         net.get_submodule(owner).register_parameter(last, nn.Parameter(placed, requires_grad=False))
     if wanted:
         raise ValueError(f"{next(iter(wanted))} is missing")
-    fill_buffers(net, spec, device)
-    return net.eval().requires_grad_(False)
-
-
-def fill_buffers(net: nn.Module, spec: VelocitySpec, device: torch.device | str) -> None:
-    """Buffers that no file has (rates of sinusoids and rotations), as a fresh network of one small block makes them."""
-    decoder = None if spec.decoder is None else replace(spec.decoder, depth=1, hidden=1)
-    small = replace(spec, shape=replace(spec.shape, depth=1, hidden=1, positions=0), vocab=1, decoder=decoder).network()
-    for name, buffer in small.named_buffers():
-        owner, _, last = name.rpartition(".")
-        net.get_submodule(owner).register_buffer(last, buffer.to(device), persistent=False)
+    return net.to(device).eval().requires_grad_(False)  # what no file has: rates of sinusoids and rotations
 
 
 def run_folder(path: Path) -> Path:

@@ -18,11 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tsdfm.errors import UserError
 from tsdfm.methods import method
 from tsdfm.nn.decoder import Decoder, DecoderShape
+from tsdfm.nn.layers import without_weights
 from tsdfm.nn.settings import Shape
 from tsdfm.nn.velocity import VelocitySpec
 from tsdfm.public.layouts import EMBEDDING, HEAD, Recognised, Shapes
@@ -170,7 +169,7 @@ def recognise_decoder(
     tied = bool(config.get("tie_word_embeddings", config.get("weight_tying", False)))
     if not tied and f"{family.head}.weight" not in shapes:
         raise UserError(f"{family.head}.weight is missing, and config.json does not say that it is the embedding")
-    with torch.device("meta"):
+    with without_weights():
         wanted = {n: tuple(t.shape) for n, t in Decoder(shape, vocab=rows, tokens=rows).state_dict().items()}
     table: dict[str, tuple[str, ...]] = {ours: (theirs_of(ours, family, tied),) for ours in wanted}
     unused = {name: "rates of the rotation" for name in shapes if name.endswith("rotary_emb.inv_freq")}

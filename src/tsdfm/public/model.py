@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tsdfm.errors import UserError
+from tsdfm.nn.layers import without_weights
 from tsdfm.nn.velocity import Velocity, VelocitySpec, assembled
 from tsdfm.public.decoders import is_decoder, read_decoder
 from tsdfm.public.layouts import EMBEDDING, OWN, Recognised, Shapes, left_over, ours_from, recognise, whole, words_of
@@ -169,7 +170,7 @@ def agreed(own: VelocitySpec, found: Recognised) -> VelocitySpec:
 
 def own_layout(spec: VelocitySpec, shapes: Shapes) -> Recognised:
     """A network under our own names: each of its tensors, in its shape, and no other."""
-    with torch.device("meta"):
+    with without_weights():
         wanted = {name: tuple(tensor.shape) for name, tensor in spec.network().state_dict().items()}
     if wrong := sorted(name for name in wanted.keys() | shapes.keys() if wanted.get(name) != shapes.get(name)):
         had, want = shapes.get(wrong[0], "not there"), wanted.get(wrong[0], "not there")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
 from tsdfm import terminal
 from tsdfm.nn.ddit import parameters
+from tsdfm.nn.layers import without_weights
 from tsdfm.public.model import PublicModel, read_public
 from tsdfm.public.settings import ImportSettings
 from tsdfm.store.checkpoint import Store
@@ -46,7 +45,7 @@ def write_run(found: PublicModel, settings: ImportSettings) -> Path:
         inputs={},
         extra={"model": found.spec.plain(), "origin": found.origin, "config": dict(found.config)},
     )
-    with torch.device("meta"):
+    with without_weights():
         net = found.spec.network()
     wrong = sorted(net.state_dict().keys() ^ weights.keys())
     assert not wrong, wrong

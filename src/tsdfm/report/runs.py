@@ -11,12 +11,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tsdfm.engine.log import NAME as LOG
 from tsdfm.engine.log import read_metrics
 from tsdfm.errors import UserError
 from tsdfm.methods import Method, jump_for, method, method_of, names
+from tsdfm.nn.layers import without_weights
 from tsdfm.nn.velocity import VelocitySpec, check_rows, spec_in
 from tsdfm.store.bundle import find_shipped, read_bundle, unshipped
 from tsdfm.store.checkpoint import has_checkpoint
@@ -168,7 +167,7 @@ class TrainedRun:
 
     def parameters(self) -> int:
         """Weights of the network, counted without making them."""
-        with torch.device("meta"):
+        with without_weights():
             net = self.spec.network()
         return sum(p.numel() for p in net.parameters())
 
