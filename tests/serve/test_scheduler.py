@@ -38,6 +38,7 @@ CROWD = [
     Ask(model="tiny", seed=-5, steps=3, infills=("Mia has {2} x.",), temperature=0.0),
     Ask(model="tiny", seed=1, steps=6, jump="euler", temperature=1.0),
     Ask(model="tiny", seed=1, steps=6, jump="hazard-cumulative"),
+    Ask(model="tiny", seed=6, steps=6, jump="late:2", n=2),
     Ask(model="tiny", seed=1, steps=2, infills=("a {1-3} b",)),
 ]
 

@@ -15,7 +15,7 @@ from tsdfm.flow.loss import cross_entropy, generalised_kl
 from tsdfm.flow.noise import Noise, RowNoise, row_times, uniform
 from tsdfm.flow.path import interpolate
 from tsdfm.flow.schedule import Cosine, Geometric, Polynomial, Schedule, schedule_from, sigma
-from tsdfm.flow.solver import Solution, Step, check_grid, grid, mean_passes, solve
+from tsdfm.flow.solver import Solution, Step, check_grid, grid, grid_of, mean_passes, solve
 from tsdfm.flow.source import Mask, Source, Uniform, source_from
 from tsdfm.flow.walk import Limits, Model, reads_some
 from tsdfm.kernels.inverse import Other
@@ -51,6 +51,7 @@ __all__ = [
     "elbo_rows",
     "generalised_kl",
     "grid",
+    "grid_of",
     "interpolate",
     "jump_from",
     "mean_passes",

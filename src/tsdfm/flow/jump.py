@@ -102,6 +102,13 @@ class Retimes(Protocol):
 
 
 @runtime_checkable
+class Paced(Protocol):
+    """A jump whose steps are not all of one size: `grid(k)` are the k + 1 times of k steps, from 0 to 1."""
+
+    def grid(self, steps: int) -> tuple[float, ...]: ...
+
+
+@runtime_checkable
 class PositionJump(Protocol):
     """A jump that decides position by position, by two uniforms u [B, L, 2] each.
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tsdfm.errors import UserError
-from tsdfm.flow.jump import Jump, Stops
+from tsdfm.flow.jump import Jump, Paced, Stops
 from tsdfm.flow.noise import Noise
 from tsdfm.flow.walk import Limits, Model, begin
 
@@ -67,6 +67,11 @@ def grid(steps: int) -> tuple[float, ...]:
     return tuple(k / steps for k in range(steps + 1))
 
 
+def grid_of(jump: Jump, steps: int) -> tuple[float, ...]:
+    """The times of `steps` steps of a jump: its own grid where it has one (`Paced`), else equal steps."""
+    return jump.grid(steps) if isinstance(jump, Paced) else grid(steps)
+
+
 def check_grid(times: Sequence[float] | Tensor, *, part: bool = False) -> tuple[float, ...]:
     """An explicit time grid as floats; it must rise, from exactly 0 to exactly 1 or, as a `part`, anywhere between."""
     times = tuple(float(t) for t in (times.tolist() if isinstance(times, Tensor) else times))
@@ -98,7 +103,7 @@ def solve(
     time_dtype: torch.dtype = torch.float32,
     part: bool = False,
 ) -> Solution:
-    """Walk x_0 [B, L] from t = 0 to t = 1 along `times` (a step count, or a grid).
+    """Walk x_0 [B, L] from t = 0 to t = 1 along `times` (a step count of the jump, or a grid).
 
     With `part` the grid may begin and end anywhere, and x_0 is the state at its beginning.
 
@@ -121,7 +126,7 @@ def solve(
     positions that it needs in the same way and is then asked about the rows. A walk ends early when the jump says that
     all rows are done (`Stops`).
     """
-    points = grid(times) if isinstance(times, int) else check_grid(times, part=part)
+    points = grid_of(jump, times) if isinstance(times, int) else check_grid(times, part=part)
     held, dials = (given, given_tokens), ((temperature, top_p),)
     walk, x = begin(model, x_0, jump, noise, given=held, dials=dials, bias=bias, limits=limits, time_dtype=time_dtype)
     jump, rows, each = walk.jump, x_0.shape[0], getattr(model, "passes_a_call", 1)

@@ -24,7 +24,7 @@ from tsdfm.flow import (
     RowNoise,
     Solution,
     check_grid,
-    grid,
+    grid_of,
     mean_passes,
     reads_of,
     reads_some,
@@ -156,7 +156,7 @@ class TextModel:
         long: bool = False,
         cfg: float = 0.0,
     ) -> Samples:
-        """Write `n` texts in `steps` network passes each (or along the grid `times`).
+        """Write `n` texts in `steps` network passes each (or along the grid `times`, in the place of the jump's own).
 
         `prefix` is kept as it is; `prompts` is another word for it, but that a model which learned answers has a
         newline at the end of a prompt. `infill` is a template with gaps, such as
@@ -188,7 +188,8 @@ class TextModel:
         prefixes, infills = asked_for or several(prefix, "prefixes"), several(infill, "templates")
         texts, count = n * max(1, len(prefixes) + len(infills)), steps if times is None else len(times) - 1
         check_amount(spec, self.velocity.device.type, texts, count, states=trajectory, long=long)
-        points = grid(steps) if times is None else check_grid(times)
+        plain = self.jump(jump)
+        points = grid_of(plain, steps) if times is None else check_grid(times)
         windows = windows_of(spec, length, stride)
         reach = spec.length if length is None else length
         if given is None:
@@ -207,7 +208,7 @@ class TextModel:
         if bound is None and asked.texts < len(asked.numbers):
             raise UserError(f"a model of {spec.method} has no bound to choose a gap's length by: give one length")
         count = len(asked.numbers)
-        plain, stats = self.jump(jump), None if guide is None else Stats(guide.settings.k)
+        stats = None if guide is None else Stats(guide.settings.k)
         size = self._rows(count, batch, trajectory or guide is not None or not reads_some(plain), guide)
         rows, parts = list[Row](), list[Solution]()
         scorer = compass or (guide.compass if guide and reach == spec.length else None)

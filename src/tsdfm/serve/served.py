@@ -16,7 +16,7 @@ from tsdfm.distil.midpoint import Energy
 from tsdfm.distil.stats import Stats
 from tsdfm.engine.precision import autocast
 from tsdfm.errors import UserError
-from tsdfm.flow import Jump, RowNoise, grid, reads_of
+from tsdfm.flow import Jump, RowNoise, grid_of, reads_of
 from tsdfm.flow.jump import remembers
 from tsdfm.flow.logits import Reads
 from tsdfm.flow.noise import JoinedNoise, sent
@@ -164,7 +164,8 @@ class Served:
         if here != self.device:
             walk, x = walk.moved(self.device, self.allowed(walk.shaper.allowed)), sent(x, self.device)
         alike = f"{first.jump} {first.guide}"
-        return Crowd(walk, x, [Row(walk.jump, grid(start.steps), alike) for start in starts])
+        own = self.jump(first.jump, "blind")
+        return Crowd(walk, x, [Row(walk.jump, grid_of(own, start.steps), alike) for start in starts])
 
     def allowed(self, sets: Tensor | None) -> Tensor | None:
         """The allowed tokens [sets, V] that all rows of this model share, on its device."""

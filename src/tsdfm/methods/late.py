@@ -1,0 +1,41 @@
+"""Late grids: a few long steps, then short ones near the text. A sampler for any model, without training.
+
+`late:2` is the power b = 2 of `flow.late`, which is also the default; b = 1 are equal steps. The number of passes stays
+what was asked for. What it gives and costs: docs/results.md.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tsdfm.errors import UserError
+from tsdfm.methods import JumpMaker, Method
+
+if TYPE_CHECKING:
+    from tsdfm.flow import Schedule, Source
+    from tsdfm.flow.late import LateJump
+
+
+def late(schedule: Schedule, source: Source, power: float = 2.0) -> LateJump:
+    """The jump along the grid of that power."""
+    from tsdfm.flow.late import LateJump
+
+    return LateJump(schedule, source, keep_revealed=source.mask is not None, power=power)
+
+
+class Late(Method):
+    """Late grids."""
+
+    name, title = "late", "late grids"
+    help = "a sampler that writes a draft in long steps and revises it in short ones: sample --jump late:2"
+    trains = False
+
+    def jumps(self) -> dict[str, JumpMaker]:
+        return {"late": late}
+
+    def train(self, settings: Any) -> Path:
+        raise UserError("late is a way to sample: train any method, and sample --jump late:2")
+
+
+METHOD = Late()
