@@ -6,14 +6,11 @@ from itertools import pairwise
 
 import pytest
 import torch
-from tiny_nets import tiny_spec, tiny_velocity
 
 from tsdfm.errors import UserError
 from tsdfm.flow import JUMPS, CumulativeJump, Mask, Polynomial, RowNoise, Source, Uniform, grid, jump_from, solve
 from tsdfm.flow.late import LateJump
 from tsdfm.methods import method
-from tsdfm.samples.model import TextModel
-from tsdfm.tokens.tokenizer import ByteTokenizer
 
 V = 5
 every_source = pytest.mark.parametrize("source", [Uniform(V), Mask(V)], ids=["uniform", "mask"])
@@ -54,17 +51,6 @@ def test_a_walk_takes_the_jumps_own_times(source: Source) -> None:
     assert torch.equal(written(late, grid(6)), written(plain, 6)), "a grid that is given goes before"
     equal = jump_from("late:1", Polynomial(1.0), source)
     assert torch.equal(written(equal, 8), written(plain, 8))
-
-
-@pytest.mark.parametrize("source", ["uniform", "mask"])
-def test_a_model_writes_so_by_its_name(source: str) -> None:
-    made = TextModel(tiny_velocity(tiny_spec(source=source)), ByteTokenizer(), "teacher")
-    late = made.sample(n=3, steps=4, seed=1, jump="late:2")
-    times = LateJump(Polynomial(1.0), Uniform(V), power=2.0).grid(4)
-    plain = made.sample(n=3, seed=1, jump={"uniform": "cumulative", "mask": "ancestral"}[source], times=times)
-    assert late.nfe == 4
-    assert late.texts == plain.texts
-    assert late.texts != made.sample(n=3, steps=4, seed=1).texts
 
 
 @pytest.mark.parametrize("dial", ["0", "-1", "17", "nan", "x"])

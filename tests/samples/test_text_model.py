@@ -183,3 +183,13 @@ def test_load_refusals(tmp_path: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:-8])
     with pytest.raises(UserError, match="is damaged"):
         tsdfm.load(tmp_path / "cut", "cpu")
+
+
+@every_source
+def test_a_late_grid_is_a_jump_by_its_name(source: str) -> None:
+    model = tiny_model(source=source)
+    late = model.sample(n=3, steps=4, seed=1, jump="late:2")
+    plain = {"uniform": "cumulative", "mask": "ancestral"}[source]
+    assert late.nfe == 4
+    assert late.texts == model.sample(n=3, seed=1, jump=plain, times=(0.0, 0.4375, 0.75, 0.9375, 1.0)).texts
+    assert late.texts != model.sample(n=3, steps=4, seed=1, jump=plain).texts
