@@ -72,6 +72,8 @@ def held_out_problems(rows: TokenRows, most: int | None) -> Problems:
 def problems_in(path: Path, rows: TokenRows, prompt: str, field: str, most: int | None) -> Problems:
     """The problems of a .jsonl file, or `most` of them evenly spread, as rows of a tokens folder."""
     found = list(read_jsonl(path, field, prompt))
+    if not found:
+        raise UserError(f"{path} holds no problem: give a file with a JSON object in each line")
     found = [found[i] for i in spread(len(found), most or len(found))]
     kept, made, given = list[int](), list[list[int]](), list[int]()
     for number, one in enumerate(found):
