@@ -118,6 +118,21 @@ def test_gsm8k_from_public_checkpoints(text: dict[str, Path], tmp_path: Path) ->
     assert all(torch.allclose(begun[key], taken[key], atol=1e-3) for key in new)  # two small steps away
 
 
+def test_what_is_not_there_is_refused_before_anything_is_made(
+    text: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A compass and the problems of the report are needed hours after the training began."""
+    missing = {"corpus.path": text["train"], "report.answers.file": text["test"], "tokens.workers": 1}
+    for name in ("models.teacher.init_from", "student.steps_from", "models.ts-dfm.compass", "report.answers.file"):
+        words = shrunk("gsm8k_1b3", **{**missing, name: tmp_path / "nowhere"})
+        assert main(["pipeline", "gsm8k_1b3", "--out", str(tmp_path / "out"), *words]) == 2
+        error = capsys.readouterr().err.strip()
+        assert f"{name.rpartition('.')[2]} says {tmp_path / 'nowhere'}, and there is nothing" in error
+        assert len(error.splitlines()) == 1
+        assert not (tmp_path / "out").exists()
+        missing[name] = text["test"]  # it is there, whatever it is
+
+
 def test_step_size_weights_are_refused_where_they_do_not_fit(
     text: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
