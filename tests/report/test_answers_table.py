@@ -16,11 +16,11 @@ from tsdfm.cli import main
 from tsdfm.corpus.run import run as make_corpus
 from tsdfm.corpus.settings import CorpusSettings
 from tsdfm.corpus.store import read_documents
-from tsdfm.corpus.sums import judge
+from tsdfm.corpus.sums import judge, read
 from tsdfm.judges.answers import by_commonest, by_histogram, equations, number_in
 from tsdfm.report.cells import load_cell
 from tsdfm.report.commands.answers import COMMONEST, HISTOGRAM, Answered, cells, gaps
-from tsdfm.report.problems import Marks
+from tsdfm.report.problems import Marks, by_sums
 from tsdfm.report.runs import TrainedRun
 from tsdfm.tokens.run import run as make_tokens
 from tsdfm.tokens.settings import TokensSettings
@@ -90,13 +90,26 @@ def test_figures_are_those_of_the_texts(home: Path, table: dict[str, Any]) -> No
 
 def test_chance_stands_in_the_table(home: Path, table: dict[str, Any]) -> None:
     known = [number_in(one.text) for one in read_documents(home / "corpus", "train")]
-    valid = list(read_documents(home / "corpus", "valid"))
-    asked = [number_in(valid[i * len(valid) // 6].text) for i in range(6)]
+    firsts = dict[str, str]()  # of every sum, and six of them evenly spread
+    for one in read_documents(home / "corpus", "valid"):
+        firsts.setdefault(str(read(one.prompt)), one.text)
+    assert len(firsts) > 6
+    asked = [number_in([*firsts.values()][i * len(firsts) // 6]) for i in range(6)]
     rows = {row["method"]: row for row in table["rows"]}
     for k in (1, 2, 4):
         for name, law in ((HISTOGRAM, by_histogram), (COMMONEST, by_commonest)):
             wanted = law(known, asked, k)  # type: ignore[arg-type]
             assert rows[name][f"pass@{k}"] == pytest.approx(sum(wanted) / 6)
+
+
+def test_every_sum_is_asked_once_before_any_is_asked_twice(home: Path) -> None:
+    prompts = [one.prompt for one in read_documents(home / "corpus", "valid")]
+    every = [str(read(prompt)) for prompt in prompts]
+    for most in (1, 5, len(set(every)), len(set(every)) + 2, len(every)):
+        picks = by_sums(prompts, most)
+        assert picks == sorted(set(picks))
+        assert len(picks) == most
+        assert len({every[i] for i in picks}) == min(most, len(set(every)))
 
 
 def test_differences_are_paired(home: Path, table: dict[str, Any]) -> None:
