@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tsdfm.cli import main
+from tsdfm.store.manifest import read_manifest
 
 LOOP = ["--loop.steps", "2", "--loop.batch", "4", "--optim.warmup", "1"]
 NET = ["--net.width", "32", "--net.depth", "1", "--net.heads", "2"]
@@ -88,3 +89,11 @@ def test_the_way_from_text_to_a_page(tmp_path: Path, capfd: pytest.CaptureFixtur
     after = walk.run([*words, "--name", "mine", "--card", str(tmp_path / "card.md"), "--out", str(tmp_path / "mine")])
     assert walk.made().startswith("mine: student, teacher, compass, ")
     assert main(after) == 0
+
+
+def test_a_corpus_with_prompts_is_laid_out_with_them(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    walk = Walk(capfd)
+    after = walk.run(["corpus", "--name", "sums:tiny", "--limit", "60", "--out", str(tmp_path / "corpus")])
+    after = walk.run([*after, "--length", "54", "--vocab-size", "400"])
+    assert after[0] == "teacher"
+    assert read_manifest(tmp_path / "tokens")["settings"]["layout"] == "prompt"

@@ -71,12 +71,23 @@ CASES = [
     ("She has 5 left, he has 6 left.", "6"),
     ("Total: 3\n\n", "3"),
     ("9" * 30, "9" * 30),
+    ("#### .5", "1/2"),
+    ("It costs $.75", "3/4"),
+    ("a change of -.5 degrees", "-1/2"),
+    ("version 1.2.3", "6/5"),
+    ("and so on...5", None),
 ]
 
 
 @pytest.mark.parametrize(("text", "want"), CASES)
 def test_the_number_of_a_text(text: str, want: str | None) -> None:
     assert number_in(text) == (None if want is None else Fraction(want))
+
+
+def test_a_number_of_thousands_of_digits_is_a_number() -> None:
+    """Python refuses to read a whole number of more than 4 300 digits from a text."""
+    assert number_in("#### " + "9" * 6000) == Fraction(10**6000 - 1)
+    assert right("1" * 6000, "#### " + "1" * 6000)
 
 
 def test_equality_is_of_numbers() -> None:

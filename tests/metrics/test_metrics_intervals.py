@@ -12,7 +12,14 @@ import torch
 
 from tsdfm.cli import main
 from tsdfm.errors import UserError
-from tsdfm.metrics.intervals import ends, mean_interval, median_interval, ratio_interval, resamples
+from tsdfm.metrics.intervals import (
+    crossed_interval,
+    ends,
+    mean_interval,
+    median_interval,
+    ratio_interval,
+    resamples,
+)
 from tsdfm.metrics.ngrams import NgramPool, text_stats
 from tsdfm.report.summary import with_interval
 
@@ -36,6 +43,19 @@ def test_a_bootstrap_interval_covers_the_mean_as_often_as_it_says() -> None:
         assert low <= mean <= high
         hits += low <= 3.0 <= high
     assert 178 <= hits <= 199  # 95 % of 200, less a little for the bootstrap's bias
+
+
+def test_runs_and_problems_are_both_resampled() -> None:
+    values = [[1.0, 2.0, 4.0], [8.0, 3.0, 5.0]]
+    drawn = sorted(
+        sum(values[r][p] for r in runs for p in problems) / 6
+        for runs, problems in zip(resamples(2, 5, 300).tolist(), resamples(3, 4, 300).tolist(), strict=True)
+    )
+    assert crossed_interval(values, seed=4, draws=300) == pytest.approx((23 / 6, drawn[7], drawn[292]))
+    assert crossed_interval(values[:1], seed=4) == pytest.approx(mean_interval(values[0], seed=4))
+    apart = crossed_interval([[0.0] * 50, [1.0] * 50, [0.0] * 50])  # all of the spread is between runs
+    assert apart == pytest.approx((1 / 3, 0.0, 1.0))
+    assert crossed_interval([[1.0], [2.0]]).interval is None
 
 
 def test_a_pooled_ratio_covers_its_truth_as_often_as_it_says() -> None:

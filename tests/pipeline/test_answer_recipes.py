@@ -68,7 +68,7 @@ def rows_of(out: Path) -> list[tuple[str, int]]:
 def test_a_world_of_sums_from_problems_to_the_table(name: str, tmp_path: Path) -> None:
     flags = shrunk(name, **{"corpus.limit": 150, "corpus.valid": 0.1, "tokens.workers": 1})
     assert main(["pipeline", name, "--out", str(tmp_path), *flags]) == 0
-    students = [(each, 2) for each in ("fs-dfm", "control", "ts-dfm")] + [("ts-random", 2)] * (name == "sums_h200")
+    students = [(each, 2) for each in ("fs-dfm", "control", "ts-dfm", "ts-random")]
     assert rows_of(tmp_path) == [("teacher", 2), ("teacher", 3), *students]
     assert all({"holds", "follows"} <= row.keys() for row in table_of(tmp_path) if "runs" in row)
     assert not any(row.get("paper") for row in table_of(tmp_path))
@@ -116,6 +116,21 @@ def test_gsm8k_from_public_checkpoints(text: dict[str, Path], tmp_path: Path) ->
     new = [key for key in taken if is_new(key) and taken[key].ndim > 1]
     assert new
     assert all(torch.allclose(begun[key], taken[key], atol=1e-3) for key in new)  # two small steps away
+
+
+def test_what_is_not_there_is_refused_before_anything_is_made(
+    text: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A compass and the problems of the report are needed hours after the training began."""
+    missing = {"corpus.path": text["train"], "report.answers.file": text["test"], "tokens.workers": 1}
+    for name in ("models.teacher.init_from", "student.steps_from", "models.ts-dfm.compass", "report.answers.file"):
+        words = shrunk("gsm8k_1b3", **{**missing, name: tmp_path / "nowhere"})
+        assert main(["pipeline", "gsm8k_1b3", "--out", str(tmp_path / "out"), *words]) == 2
+        error = capsys.readouterr().err.strip()
+        assert f"{name.rpartition('.')[2]} says {tmp_path / 'nowhere'}, and there is nothing" in error
+        assert len(error.splitlines()) == 1
+        assert not (tmp_path / "out").exists()
+        missing[name] = text["test"]  # it is there, whatever it is
 
 
 def test_step_size_weights_are_refused_where_they_do_not_fit(

@@ -8,6 +8,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from training import many_step
@@ -15,10 +16,12 @@ from tsdfm.cli import main
 from tsdfm.corpus.run import run as make_corpus
 from tsdfm.corpus.settings import CorpusSettings
 from tsdfm.corpus.store import read_documents
-from tsdfm.corpus.sums import judge
+from tsdfm.corpus.sums import judge, read
 from tsdfm.judges.answers import by_commonest, by_histogram, equations, number_in
 from tsdfm.report.cells import load_cell
-from tsdfm.report.commands.answers import COMMONEST, HISTOGRAM
+from tsdfm.report.commands.answers import COMMONEST, HISTOGRAM, Answered, cells, gaps
+from tsdfm.report.problems import Marks, by_sums
+from tsdfm.report.runs import TrainedRun
 from tsdfm.tokens.run import run as make_tokens
 from tsdfm.tokens.settings import TokensSettings
 
@@ -87,13 +90,26 @@ def test_figures_are_those_of_the_texts(home: Path, table: dict[str, Any]) -> No
 
 def test_chance_stands_in_the_table(home: Path, table: dict[str, Any]) -> None:
     known = [number_in(one.text) for one in read_documents(home / "corpus", "train")]
-    valid = list(read_documents(home / "corpus", "valid"))
-    asked = [number_in(valid[i * len(valid) // 6].text) for i in range(6)]
+    firsts = dict[str, str]()  # of every sum, and six of them evenly spread
+    for one in read_documents(home / "corpus", "valid"):
+        firsts.setdefault(str(read(one.prompt)), one.text)
+    assert len(firsts) > 6
+    asked = [number_in([*firsts.values()][i * len(firsts) // 6]) for i in range(6)]
     rows = {row["method"]: row for row in table["rows"]}
     for k in (1, 2, 4):
         for name, law in ((HISTOGRAM, by_histogram), (COMMONEST, by_commonest)):
             wanted = law(known, asked, k)  # type: ignore[arg-type]
             assert rows[name][f"pass@{k}"] == pytest.approx(sum(wanted) / 6)
+
+
+def test_every_sum_is_asked_once_before_any_is_asked_twice(home: Path) -> None:
+    prompts = [one.prompt for one in read_documents(home / "corpus", "valid")]
+    every = [str(read(prompt)) for prompt in prompts]
+    for most in (1, 5, len(set(every)), len(set(every)) + 2, len(every)):
+        picks = by_sums(prompts, most)
+        assert picks == sorted(set(picks))
+        assert len(picks) == most
+        assert len({every[i] for i in picks}) == min(most, len(set(every)))
 
 
 def test_differences_are_paired(home: Path, table: dict[str, Any]) -> None:
@@ -121,6 +137,29 @@ def test_runs_that_differ_by_their_seed_are_one_row(home: Path, table: dict[str,
     first = next(row for row in rows_of(table) if (row["method"], row["steps"]) == ("teacher", 2))
     assert both[0]["pass@1"] == pytest.approx(sum(one["pass@1"] for one in both[0]["runs"]) / 2)
     assert both[0]["runs"][0]["pass@1"] == pytest.approx(first["pass@1"])
+    about = json.loads((tmp_path / "out/answers.json").read_text())["notes"][0]
+    assert "intervals are over problems and runs" in about
+    assert "intervals are over problems;" in table["notes"][0]
+
+
+def test_intervals_are_over_problems_and_runs() -> None:
+    """Two runs of which one solves nothing and one all: the mean is far from sure, however many the problems."""
+    one, all_ = ([Marks(4, np.full(50, right), np.zeros(50)).passes(1)] for right in (0, 4))
+    assert cells("@1", [*one, *all_])["pass@1_interval"] == [0.0, 1.0]
+    assert cells("@1", all_)["pass@1_interval"] == [1.0, 1.0]
+
+
+def test_differences_are_run_by_run_where_folders_are_the_same() -> None:
+    def answered(right: dict[str, list[int]]) -> Answered:
+        marks = [Marks(4, np.array(each), np.zeros(2)) for each in right.values()]
+        return [TrainedRun(Path(home) / "x", {}) for home in right], marks
+
+    mine = answered({"seed-0": [4, 2], "seed-1": [2, 0]})
+    assert [gap.tolist() for gap in gaps(mine, answered({"seed-0": [2, 2], "seed-1": [0, 0]}), 1)] == [
+        [0.5, 0.0],
+        [0.5, 0.0],
+    ]
+    assert [gap.tolist() for gap in gaps(mine, answered({"seed-0": [0, 1]}), 1)] == [[0.75, 0.0]]
 
 
 def test_the_same_problems_of_tokens_made_again_are_not_answered_twice(
@@ -165,13 +204,18 @@ def test_problems_of_a_file_and_the_papers_table(home: Path, tmp_path: Path) -> 
 def test_what_is_refused(home: Path, report_home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "words.jsonl").write_text('{"question": "Why?", "answer": "So."}\n')
     (tmp_path / "long.jsonl").write_text(json.dumps({"question": "so " * 99, "answer": "#### 4"}) + "\n")
+    (tmp_path / "empty.jsonl").write_text("\n")
     teacher, tokens = str(home / "teacher-uniform"), ["--tokens", str(home / "tokens")]
+    same = {"corpus": home / "corpus", "tokenizer_files": home / "tokens", "layout": "prompt", "workers": 1}
+    longer = make_tokens(TokensSettings(**same, length=60, out=tmp_path / "longer"))
     for words, said in (
         ([str(report_home)], "has no prompts, so no answers"),
         ([teacher, *tokens, "--k", "1,64"], "pass@64 needs as many answers"),
         ([teacher, *tokens, "--file", str(tmp_path / "words.jsonl")], "has no number as the answer to 'Why?'"),
         ([teacher, *tokens, "--file", str(tmp_path / "long.jsonl")], "fits a row of 58 tokens"),
         ([teacher, *tokens, "--file", str(tmp_path / "none.jsonl")], "none.jsonl"),
+        ([teacher, *tokens, "--file", str(tmp_path / "empty.jsonl")], "empty.jsonl holds no problem"),
+        ([teacher, "--tokens", str(longer)], "has length 60, teacher-uniform has 58"),
     ):
         capsys.readouterr()
         assert main(["report", "answers", *words, "--out", str(tmp_path / "out")]) == 2

@@ -152,10 +152,12 @@ def test_prompts_of_a_model_that_learned_answers(
     assert [text["prefix"] for text in told] == ["Mia?\n", "Ben?\n", "Ben"]
     room = model.velocity.spec.length - model.velocity.spec.anchor
     for text, said in (("a" * (room - 1), "no room is left for its answer"), ("a" * room, "shorten it")):
-        assert main([*words, "--prompt", text]) == 2
-        error = capsys.readouterr().err.strip()
-        assert said in error
-        assert len(error.splitlines()) == 1
+        for more, which in (([], "the pr"), (["--prompt", "Mia?"], "'aaaaaaaaaaaaaaa")):  # of several, which of them
+            assert main([*words, *more, "--prompt", text]) == 2
+            error = capsys.readouterr().err.strip()
+            assert said in error
+            assert which in error
+            assert len(error.splitlines()) == 1
 
 
 def test_a_stream_is_json_lines_where_there_is_no_terminal(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,6 +24,7 @@ from tsdfm.methods import TextMethod, method, names
 from tsdfm.nn.settings import NetSettings
 from tsdfm.nn.velocity import VelocitySpec
 from tsdfm.store.checkpoint import load_weights
+from tsdfm.store.manifest import read_manifest
 from tsdfm.teacher.run import spec_for
 from tsdfm.tokens.loader import Batch
 from tsdfm.tokens.rows import TokenRows, valid_rows
@@ -204,6 +205,18 @@ def test_fine_tuning_resumes_and_answers(tuned: Any, tmp_path: Path) -> None:
     asked = ["3 and 4 make\n", "12 and 13 make\n"]
     made = tsdfm.load(tuned.out, "cpu").sample(n=2, steps=4, prefix=asked)
     assert all(text.startswith(asked[n // 2]) for n, text in enumerate(made.texts))
+
+
+def test_fine_tuning_takes_the_network_it_starts_from(tuned: Any, sums: tuple[Path, Path], tmp_path: Path) -> None:
+    """Where nothing is said of the network; what is said of it must still fit."""
+    first = str(tuned.init_from)
+    words = ["train", "llada", "--source", "mask", "--tokens", str(sums[1]), "--init-from", first, "--eval-rows", "4"]
+    words += ["--loop.steps", "1", "--loop.batch", "4", "--loop.device", "cpu", "--optim.warmup", "1"]
+    assert main([*words, "--out", str(tmp_path / "tuned")]) == 0
+    shapes = [read_manifest(path)["model"]["shape"] for path in (tmp_path / "tuned", Path(first))]
+    assert {**shapes[0], "dropout": 0.0} == shapes[1]
+    assert main([*words, "--resume", "--loop.steps", "2", "--out", str(tmp_path / "tuned")]) == 0
+    assert main([*words, "--net.width", "32", "--out", str(tmp_path / "no")]) == 2
 
 
 def test_a_task_that_would_learn_prompts_is_refused(

@@ -11,7 +11,7 @@ from tsdfm import terminal
 from tsdfm.corpus.settings import CorpusSettings, SourceSettings
 from tsdfm.corpus.source import find_files, units_of
 from tsdfm.corpus.split import SPLITS
-from tsdfm.corpus.store import split_file
+from tsdfm.corpus.store import read_documents, split_file
 from tsdfm.corpus.write import PROGRESS, State, key_of, known, leave, write_splits
 from tsdfm.errors import UserError
 from tsdfm.settings import to_dict
@@ -65,7 +65,9 @@ def tell(out: Path, more: str = "") -> Path:
     made = f"{documents(train)}, {terminal.short(train['characters'])} characters"
     held = f"{documents(valid)} held out ({terminal.short(valid['characters'])} characters)"
     told = f"{made}, and {held if valid['documents'] else 'nothing held out'}{more}"
-    terminal.made("corpus", told, out, "tokens", "--corpus", out, "--out", out.parent / "tokens")
+    first = next(read_documents(out, "train"), None)
+    layout = ["--layout", "prompt"] if first is not None and first.prompt else []
+    terminal.made("corpus", told, out, "tokens", "--corpus", out, *layout, "--out", out.parent / "tokens")
     return out
 
 

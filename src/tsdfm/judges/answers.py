@@ -12,12 +12,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from decimal import Decimal
 from fractions import Fraction
 from math import comb
 
 from tsdfm.errors import UserError
 
-NUMBER = re.compile(r"(?<![\w.])(?P<minus>[-−]?)(?:\$\s?)?(?P<digits>\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?P<rest>\.\d+)?")
+WHOLE = r"\d{1,3}(?:,\d{3})+(?!\d)|\d+"
+NUMBER = re.compile(rf"(?<![\w.])(?P<minus>[-−]?)(?:\$\s?)?(?P<digits>(?:{WHOLE})(?:\.\d+)?|\.\d+)")
 MARK = "####"
 EQUATION = re.compile(r"<<([^<>=]+)=([^<>=]+)>>")
 
@@ -33,7 +35,7 @@ def number_in(text: str) -> Fraction | None:
     if not found:
         return None
     number = found[0] if mark else found[-1]
-    value = Fraction(number["digits"].replace(",", "") + (number["rest"] or ""))
+    value = Fraction(Decimal(number["digits"].replace(",", "")))  # a Decimal may have thousands of digits
     return -value if number["minus"] else value
 
 

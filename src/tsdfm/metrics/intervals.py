@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from tsdfm.errors import UserError
@@ -55,6 +56,18 @@ def mean_interval(values: Sequence[float], seed: int = 0, draws: int = 1000) -> 
     return ends(sample[resamples(len(sample), seed, draws)].mean(1), float(sample.mean()), texts=len(sample))
 
 
+def crossed_interval(values: Sequence[ArrayLike], seed: int = 0, draws: int = 1000) -> Estimate:
+    """Mean of what R runs make of the same P problems [R][P], and its interval: runs and problems are both drawn anew.
+
+    One run gives `mean_interval`. Of few runs, such as three, the interval covers little more than their range.
+    """
+    table = torch.stack([_some(row) for row in values])
+    runs, problems = table.shape
+    means = table[:, resamples(problems, seed, draws)].mean(2)  # [R, draws]
+    drawn = means.gather(0, resamples(runs, seed + 1, draws).T).mean(0)
+    return ends(drawn, float(table.mean()), texts=problems)
+
+
 def ratio_interval(top: Sequence[float], bottom: Sequence[float], seed: int = 0, draws: int = 1000) -> Estimate:
     """Σ top / Σ bottom over texts (a pooled mean, such as nats per token of a corpus), resampled text by text.
 
@@ -92,7 +105,7 @@ def _median(values: Tensor) -> Tensor:
     return (ordered[..., (size - 1) // 2] + ordered[..., size // 2]) / 2
 
 
-def _some(values: Sequence[float]) -> Tensor:
+def _some(values: ArrayLike) -> Tensor:
     sample = torch.as_tensor(values, dtype=torch.float64)
     if not len(sample):
         raise UserError("an interval needs at least one value")

@@ -13,7 +13,7 @@ from tsdfm.errors import UserError
 from tsdfm.pipeline.jobs import Crew, Job
 from tsdfm.pipeline.plan import Plan, make_plan
 from tsdfm.pipeline.settings import PipelineSettings
-from tsdfm.pipeline.stages import Training, make_report, make_text, trainings
+from tsdfm.pipeline.stages import Training, check_inputs, make_report, make_text, trainings
 from tsdfm.recipes import read_recipe
 from tsdfm.settings import nearest
 
@@ -24,6 +24,7 @@ def run(settings: PipelineSettings) -> Path:
         raise UserError("a pipeline runs in one process: start only the training stage with torchrun")
     plan = make_plan(read_recipe(settings.recipe, settings.set), settings.out)
     todo = trainings(plan)
+    check_inputs(plan)
     with terminal.many_stages(settings.verbose):
         if settings.only is not None:
             one = next((each for each in todo if each.key == settings.only), None)

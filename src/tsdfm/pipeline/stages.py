@@ -13,6 +13,8 @@ from tsdfm.errors import UserError
 from tsdfm.pipeline.done import examine, train
 from tsdfm.pipeline.plan import Model, Plan
 from tsdfm.recipes.trainers import trainer
+from tsdfm.settings import flat, path_settings, to_dict
+from tsdfm.store.bundle import find_shipped
 from tsdfm.store.files import write_json
 from tsdfm.store.manifest import NAME as MANIFEST
 
@@ -24,6 +26,19 @@ class Training:
     key: str
     needs: frozenset[str]
     run: Callable[[], None]
+
+
+def check_inputs(plan: Plan) -> None:
+    """Refuse what is read from elsewhere and is not there, before anything is trained for it."""
+    asked = [(model.name, model.settings) for model in plan.models if model.trained]
+    for owner, settings in [*asked, *((f"report.{table.name}", table.settings) for table in plan.tables)]:
+        wanted = path_settings(type(settings)) - {"out", "runs"}
+        for name, value in flat(to_dict(settings)).items():
+            if name.rpartition(".")[2] not in wanted or value is None:
+                continue
+            path = Path(value)
+            if not (path.exists() or path.resolve().is_relative_to(plan.out.resolve()) or find_shipped(path)):
+                raise UserError(f"{owner}: {name} says {path}, and there is nothing")
 
 
 def make_text(plan: Plan) -> None:

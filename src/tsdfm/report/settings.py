@@ -225,7 +225,9 @@ class AnswersSettings(ReportSettings, Stepped):
     teacher_steps: Counts = option((4, 8, 32, 256), MANY, **STEPS)
     k: tuple[int, ...] = option((1, 8, 16, 32), "answers of which one has to be right", low=1)
     n: int = option(32, "answers of each problem, from which pass@k is estimated", low=1, high=2**16)
-    problems: int | None = option(None, "held-out problems, evenly spread; none: all", low=1)
+    problems: int | None = option(
+        None, "held-out problems, evenly spread, over sums where they are of such; none: all", low=1
+    )
     file: Path | None = option(None, "a .jsonl file of problems, in the place of the held-out ones")
     prompt: str = option("question", "the field of that file that holds the problem")
     field: str = option("answer", "the field that holds the answer")

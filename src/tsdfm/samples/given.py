@@ -156,7 +156,7 @@ def read_asked(
     """
     if prefixes and infills:
         raise UserError("give either a prefix or an infill template, not both")
-    ways = [[Template((text,), what="prefix")] for text in prefixes or ([] if infills else [""])]
+    ways = [[Template((text,), what=named("prefix", text, prefixes))] for text in prefixes or ([] if infills else [""])]
     ways += [templates(text, length) for text in infills]
     rows = [way.row(tokenizer, length, anchor) for each in ways for way in each]
     given = Given(*(torch.cat([getattr(row, name) for row in rows]) for name in ("held", "tokens", "sides")))
@@ -176,6 +176,11 @@ def as_prompts(texts: Sequence[str], prompted: bool) -> list[str]:
     ['How many?\\n', 'How many?\\n']
     """
     return [text if text.endswith("\n") or not prompted else f"{text}\n" for text in texts]
+
+
+def named(what: str, text: str, among: Sequence[str]) -> str:
+    """What an error calls one of some texts: with its beginning, where there are others."""
+    return what if len(among) < 2 else f"{what} {text[:30]!r}"
 
 
 def several(text: str | Sequence[str] | None, what: str) -> list[str]:

@@ -34,7 +34,7 @@ from tsdfm.methods import bound_of
 from tsdfm.nn.bound import EVAL_STREAM, bound_rows
 from tsdfm.nn.velocity import Velocity, check_rows, load_velocity, run_folder
 from tsdfm.public.model import is_public, load_public
-from tsdfm.samples.given import Asked, Given, as_prompts, read_asked, several
+from tsdfm.samples.given import Asked, Given, as_prompts, named, read_asked, several
 from tsdfm.samples.guide import Guide
 from tsdfm.samples.lengths import TIMES, likeliest
 from tsdfm.samples.limits import check_amount
@@ -198,8 +198,9 @@ class TextModel:
             raise UserError(f"{len(given.held)} rows are given for {n} texts: give one for each")
         else:
             asked = Asked(torch.arange(first, first + n), torch.arange(n), given)
-        if spec.prompted and asked.given is not None and bool(asked.given.held.all(1).any()):
-            raise UserError(f"a prompt fills all {reach} tokens of a row: no room is left for its answer, shorten it")
+        if spec.prompted and asked.given is not None and bool((full := asked.given.held.all(1)).any()):
+            one = named("prompt", prefixes[int(full.int().argmax())], prefixes) if prefixes else "template"
+            raise UserError(f"the {one} fills all {reach} tokens of a row: no room is left for its answer, shorten it")
         if reach > spec.length:
             self._only_plain(gaps=asked.texts < len(asked.numbers), compass=compass is not None, cfg=bool(cfg))
         if on_pass is not None and asked.texts < len(asked.numbers):

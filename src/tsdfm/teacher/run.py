@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -12,8 +13,10 @@ from tsdfm.errors import UserError
 from tsdfm.flow import Bound, schedule_from
 from tsdfm.nn.settings import Shape
 from tsdfm.nn.velocity import VelocitySpec, load_velocity
+from tsdfm.nn.settings import NetSettings
+from tsdfm.nn.velocity import VelocitySpec, load_velocity, spec_in
 from tsdfm.settings import path_settings, to_dict
-from tsdfm.store.bundle import on_disk
+from tsdfm.store.bundle import find_weights, on_disk
 from tsdfm.teacher.settings import TeacherSettings
 from tsdfm.teacher.task import TeacherTask
 from tsdfm.tokens.rows import TokenRows, valid_rows
@@ -40,7 +43,7 @@ class ManyStep(Protocol):
 
 def train(settings: TeacherSettings, method: ManyStep) -> Path:
     """Train a model of `method` on tokens and return its run folder."""
-    rows = TokenRows(settings.tokens, "train")
+    settings, rows = sized(settings), TokenRows(settings.tokens, "train")
     spec = spec_for(settings, rows, method)
     with join(settings.loop.device) as world:
         task = method.task(settings, spec, valid_rows(settings.tokens))
@@ -53,6 +56,18 @@ def check(settings: TeacherSettings) -> None:
     """Refuse sizes and schedules that cannot be, before anything is read."""
     settings.net.shape()
     schedule_from(settings.schedule)
+
+
+def sized(settings: TeacherSettings) -> TeacherSettings:
+    """The settings with the sizes of the network they start from, where they say nothing of the network."""
+    if settings.init_from is None or settings.net != NetSettings():
+        return settings
+    found = find_weights(settings.init_from, settings.START, which="ema", choose="newest")
+    theirs, mine = spec_in(found.manifest, found.place).shape, settings.net.shape()
+    if replace(theirs, dropout=mine.dropout, checkpoint=mine.checkpoint) == mine:
+        return settings
+    sizes = {name: getattr(theirs, name) for name in ("width", "depth", "heads", "cond", "positions")}
+    return replace(settings, net=NetSettings(**sizes, mlp_ratio=theirs.hidden // theirs.width))
 
 
 def spec_for(settings: TeacherSettings, rows: TokenRows, method: ManyStep) -> VelocitySpec:

@@ -101,7 +101,8 @@ def finished(out: Path, key: str) -> bool:
 def why_empty(settings: TokensSettings, state: dict[str, Any]) -> str:
     """Why there are no rows to train on."""
     if settings.layout != "packed":
-        return f"no training document fits a row of {settings.length} tokens: raise length, or use layout packed"
+        packed = ", or use layout packed" if settings.layout == "document" else ""
+        return f"no training document fits a row of {settings.length} tokens: raise length{packed}"
     tokens = state["dropped_tokens"]
     return (
         f"the training texts ({tokens} tokens) do not fill one row of {settings.length}: more text, or a lower length"

@@ -2,7 +2,8 @@
 
 The paper's table (pass@k on GSM8K) with two rows that never look at the question, and with a stricter measure beside
 the number: the worked equations too. A few hundred numbers are most answers there are, so that many tries at random
-solve many problems; only what is above those rows was reasoned. Intervals are over problems.
+solve many problems; only what is above those rows was reasoned. Intervals are over problems, and over runs where there
+are several.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import numpy as np
 
 from tsdfm.errors import UserError
 from tsdfm.judges.answers import by_commonest, by_histogram
-from tsdfm.metrics.intervals import mean_interval
+from tsdfm.metrics.intervals import crossed_interval
+from tsdfm.nn.velocity import check_rows
 from tsdfm.report.desk import Desk
 from tsdfm.report.problems import Marks, Problems, held_out_problems, mark, problems_in, training_numbers
 from tsdfm.report.rows import Plain
@@ -24,8 +26,10 @@ from tsdfm.report.table import METHOD, ORIGIN, SOURCE, STEPS, Column, Quote, Tab
 from tsdfm.tokens.rows import TokenRows
 
 HISTOGRAM, COMMONEST = "chance: training answers drawn", "chance: the commonest in turn"
-Found = dict[tuple[str, str, int], tuple[list[TrainedRun], list[Marks]]]
-"""By source, method and steps: the runs, which may differ by their seed, and what is right of their answers."""
+Answered = tuple[list[TrainedRun], list[Marks]]
+"""Runs, which may differ by their seed, and what is right of their answers."""
+Found = dict[tuple[str, str, int], Answered]
+"""By source, method and steps."""
 
 
 def run(desk: Desk, settings: AnswersSettings) -> Table:
@@ -36,6 +40,8 @@ def run(desk: Desk, settings: AnswersSettings) -> Table:
         raise UserError(f"{rows.folder} has no prompts, so no answers: make it by tokens --layout prompt")
     if not models:
         raise UserError(f"no model in {desk.runs.home} learned answers: train one on {rows.folder}")
+    for model in models:
+        check_rows(model.spec, rows, model.name)
     if settings.file is None:
         problems = held_out_problems(rows, settings.problems)
     else:
@@ -46,7 +52,7 @@ def run(desk: Desk, settings: AnswersSettings) -> Table:
     table.rows += chance(problems, training_numbers(TokenRows(rows.folder, "train")), settings)
     table.rows += [] if problems.of_sums else quoted(desk.quote, settings)
     count = len(problems.prompts) + problems.too_long
-    table.notes += notes(problems, settings, count)
+    table.notes += notes(problems, settings, count, several=any(len(runs) > 1 for runs, _ in found.values()))
     table.about = {"samples": count * settings.n, "problems": count, "answers_a_problem": settings.n}
     differences(desk, found, settings)
     return table
@@ -76,24 +82,24 @@ def columns_of(settings: AnswersSettings, problems: Problems) -> list[Column]:
 def told(
     desk: Desk, key: tuple[str, str, int], runs: Sequence[TrainedRun], marks: Sequence[Marks], settings: AnswersSettings
 ) -> Plain:
-    """The row of a method at one step count: the mean over its runs, of each problem."""
+    """The row of a method at one step count: the mean over its runs and problems."""
     source, method, steps = key
     shown: Plain = {}
     for k in settings.k:
-        shown |= cells(f"@{k}", np.mean([one.passes(k) for one in marks], 0))
-        shown |= cells(f" exact@{k}", np.mean([one.passes(k, exact=True) for one in marks], 0))
+        shown |= cells(f"@{k}", [one.passes(k) for one in marks])
+        shown |= cells(f" exact@{k}", [one.passes(k, exact=True) for one in marks])
     for name in ("holds", "follows"):
         values = [getattr(one, name) for one in marks]
-        shown |= cells(f" {name}", np.mean(values, 0)) if values[0] is not None else {}
+        shown |= cells(f" {name}", values) if values[0] is not None else {}
     several = f", {len(runs)} runs" if len(runs) > 1 else ""
     each = [{"run": one.name, "pass@1": float(m.passes(1).mean())} for one, m in zip(runs, marks, strict=True)]
     known = {"source": source, "method": f"{method}{several}", "steps": steps, "runs": each}
     return {**known, "origin": desk.about(runs[0])["origin"], **shown}
 
 
-def cells(name: str, values: np.ndarray) -> Plain:
-    """The mean over problems, its interval, and both as a text in per cent: `pass@8`, `shown@8`, …"""
-    found = mean_interval(values.tolist())
+def cells(name: str, values: Sequence[np.ndarray]) -> Plain:
+    """The mean over runs and problems [R][P], its interval, and both as a text in per cent: `pass@8`, `shown@8`, …"""
+    found = crossed_interval(values)
     said, ends = f"{100 * found.value:.1f}", found.interval
     if ends is not None:
         said += f" ({100 * ends[0]:.1f}–{100 * ends[1]:.1f})"
@@ -108,7 +114,7 @@ def chance(problems: Problems, known: Sequence[Fraction], settings: AnswersSetti
         row: Plain = {"source": "", "method": name, "origin": ""}
         for k in settings.k:
             each = [*law(known, problems.numbers, k), *[0.0] * problems.too_long]
-            row |= cells(f"@{k}", np.array(each))
+            row |= cells(f"@{k}", [np.array(each)])
         out.append(row)
     return out
 
@@ -123,12 +129,12 @@ def quoted(quote: Quote, settings: AnswersSettings) -> list[Plain]:
     return rows
 
 
-def notes(problems: Problems, settings: AnswersSettings, count: int) -> list[str]:
+def notes(problems: Problems, settings: AnswersSettings, count: int, *, several: bool) -> list[str]:
     """What the columns mean."""
     judged = "the world's own judge" if problems.of_sums else "the number after the last ####, or the last one"
     said = [
-        f"{count:,} problems, {settings.n} answers each; pass@k is unbiased, 95 % intervals are over problems; an "
-        f"answer is right by {judged}",
+        f"{count:,} problems, {settings.n} answers each; pass@k is unbiased, 95 % intervals are over problems"
+        f"{' and runs' * several}; an answer is right by {judged}",
         "exact@k: the answer is right, and its worked equations are those of the held-out answer, in order",
         "chance rows never see the question: k draws from the training answers, or the k commonest of them in turn",
     ]
@@ -146,13 +152,19 @@ def differences(desk: Desk, found: Found, settings: AnswersSettings) -> None:
         for other, at in rivals(found, source, steps, settings):
             row: Plain = {"source": source, "steps": steps, "method": method, "against": f"{other}, {at} steps"}
             for k in settings.k:
-                pair = ((source, method, steps), (source, other, at))
-                one, two = (np.mean([m.passes(k) for m in found[each][1]], 0) for each in pair)
-                row |= cells(f"@{k}", one - two)
+                row |= cells(f"@{k}", gaps(found[source, method, steps], found[source, other, at], k))
             table.rows.append(row)
     table.notes.append("paired: the same problems, so that intervals are of the difference itself")
     if table.rows:
         desk.finish(table, sampled=False, beside=True)
+
+
+def gaps(one: Answered, two: Answered, k: int) -> list[np.ndarray]:
+    """The differences of pass@k [R][P]: run by run where both have runs of the same folders, else of their means."""
+    each = [[marks.passes(k) for marks in every] for _, every in (one, two)]
+    places = [[run.path.parent for run in runs] for runs, _ in (one, two)]
+    pairs = zip(*each, strict=True) if places[0] == places[1] else [[np.mean(values, 0) for values in each]]
+    return [mine - theirs for mine, theirs in pairs]
 
 
 def rivals(found: Found, source: str, steps: int, settings: AnswersSettings) -> list[tuple[str, int]]:
