@@ -11,9 +11,7 @@ from tsdfm.engine.rows import train_rows
 from tsdfm.engine.task import Record
 from tsdfm.errors import UserError
 from tsdfm.flow import Bound, schedule_from
-from tsdfm.nn.settings import Shape
-from tsdfm.nn.velocity import VelocitySpec, load_velocity
-from tsdfm.nn.settings import NetSettings
+from tsdfm.nn.settings import NetSettings, Shape
 from tsdfm.nn.velocity import VelocitySpec, load_velocity, spec_in
 from tsdfm.settings import path_settings, to_dict
 from tsdfm.store.bundle import find_weights, on_disk
@@ -66,8 +64,7 @@ def sized(settings: TeacherSettings) -> TeacherSettings:
     theirs, mine = spec_in(found.manifest, found.place).shape, settings.net.shape()
     if replace(theirs, dropout=mine.dropout, checkpoint=mine.checkpoint) == mine:
         return settings
-    sizes = {name: getattr(theirs, name) for name in ("width", "depth", "heads", "cond", "positions")}
-    return replace(settings, net=NetSettings(**sizes, mlp_ratio=theirs.hidden // theirs.width))
+    return replace(settings, net=NetSettings(**net_words(theirs)))
 
 
 def spec_for(settings: TeacherSettings, rows: TokenRows, method: ManyStep) -> VelocitySpec:

@@ -169,7 +169,6 @@ def _hub_files(flag: str) -> tuple[Path, Path]:
     with contextlib.suppress(Exception):  # they are not there yet
         return fetch(local=True)
     instead = f"give its folder as {flag}"
-    instead = "give its folder as --tokenizer-files, to `tsdfm import` as --tokenizer"
     if reason := out_of_reach():
         raise UserError(f"GPT-2's tokenizer is not on this machine, and {reason}: {instead}")
     try:
