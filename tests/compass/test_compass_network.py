@@ -50,6 +50,28 @@ def test_large_batches_are_scored_in_parts(monkeypatch):
         compass.energy(some_tokens()[0])
 
 
+def test_slopes_are_what_single_tokens_change(monkeypatch):
+    """s_i · e_v is ∂E by the share of token v at position i, for one-hot inputs, and s_i · (e_v − e_i) a difference."""
+    net = make_net(tokens=VOCAB + 1).requires_grad_(False)
+    compass, x = Compass(compass_spec("mask"), net), some_tokens()
+    x[:, ::5] = VOCAB  # [MASK]
+    shares = torch.nn.functional.one_hot(x, VOCAB + 1).double().requires_grad_()
+    net.of(shares @ net.embedding.weight).sum().backward()
+    slopes = compass.slopes(x)
+    torch.testing.assert_close(slopes @ net.embedding.weight.T, shares.grad, rtol=1e-10, atol=1e-13)
+    small, embedded = 1e-4, net.embedding(x)
+    for i, v in ((0, 3), (7, VOCAB - 1)):
+        way = torch.zeros_like(embedded)
+        way[:, i] = net.embedding.weight[v] - embedded[:, i]
+        rise = (net.of(embedded + small * way) - net.of(embedded - small * way)) / (2 * small)
+        torch.testing.assert_close((slopes[:, i] * way[:, i]).sum(-1), rise, rtol=1e-5, atol=1e-8)
+    monkeypatch.setitem(__import__("tsdfm.compass.model", fromlist=["ROOM"]).ROOM, "cpu", 4 * LENGTH * 16 * 40 * 2)
+    calls, real = [], net.of
+    monkeypatch.setattr(net, "of", lambda e: calls.append(len(e)) or real(e))
+    torch.testing.assert_close(compass.slopes(x), slopes, rtol=0, atol=1e-12)
+    assert calls == [4, 4, 1]
+
+
 def test_the_pool_is_attention_from_a_learned_query():
     torch.manual_seed(0)
     pool = AttentionPool(SHAPE).double()

@@ -9,15 +9,18 @@ from typing import Any
 
 import pytest
 import torch
-from student_parts import spec_of, stirred
+from student_parts import SHAPE, spec_of, stirred
 from torch import Tensor, nn
 
+from tsdfm.compass.model import Compass
+from tsdfm.compass.network import spec_from
 from tsdfm.distil.answers import answer, own_answer
 from tsdfm.distil.matching.auxiliary import Auxiliary
 from tsdfm.distil.matching.forms import EARLY, FIRST, REST, SPAN, Forms
 from tsdfm.distil.matching.match import Match, Matched
 from tsdfm.distil.matching.running import Running
 from tsdfm.distil.matching.settings import AuxiliarySettings, WatchSettings
+from tsdfm.distil.matching.tilt import Tilt
 from tsdfm.distil.matching.times import CHAIN, DATA, FLOOR, OWN, MatchedTimes, Passes
 from tsdfm.distil.matching.watch import Watch, histogram_bits
 from tsdfm.distil.matching.width import Width
@@ -30,6 +33,7 @@ from tsdfm.errors import UserError
 from tsdfm.flow import Mask, Polynomial, RowNoise, Uniform
 from tsdfm.flow.logits import posterior_from_others
 from tsdfm.kernels.fused import fused_loss
+from tsdfm.kernels.head import padded
 from tsdfm.kernels.reward import reward
 from tsdfm.methods.idlm import IDLMSettings
 from tsdfm.nn.velocity import Velocity, VelocitySpec
@@ -199,6 +203,21 @@ def law(spec: VelocitySpec, net: nn.Module, x: Tensor, t: Tensor, h: Tensor) -> 
     return answer[:, spec.anchor :]  # type: ignore[no-any-return]
 
 
+def tilt_of(spec: VelocitySpec) -> Tilt:
+    """A stirred float64 compass of another width than the networks'."""
+    made = spec_from(spec, replace(SHAPE, width=24, hidden=48, depth=1), "nce")
+    return Tilt(0.7, Compass(made, stirred(made, 4).requires_grad_(False)))  # type: ignore[arg-type]
+
+
+def rises(tilt: Tilt, spec: VelocitySpec, x: Tensor) -> Tensor:
+    """weight · ∂E by the share of every token at the free positions of x [B, L], from one-hot inputs: [B, free, V]."""
+    net = tilt.compass.net
+    with torch.enable_grad():
+        shares = torch.nn.functional.one_hot(x, spec.flow_source().tokens).double().requires_grad_()
+        (found,) = torch.autograd.grad(net.of(shares @ net.embedding.weight).sum(), shares)
+    return tilt.weight * found[:, spec.anchor :, : spec.vocab]
+
+
 def by_hand(
     spec: VelocitySpec, match: Match, rows: Matched, student: nn.Module, aux: nn.Module
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -215,6 +234,8 @@ def by_hand(
         z_b = torch.cat([rows.x_1[:, : spec.anchor], again.z_b[:, free]], 1)
         nets = (aux, match.teacher.net)
         log_q, log_p = (law(spec, net, z_b, again.t_b, rows.h).log_softmax(-1) for net in nets)
+        if match.tilt is not None:
+            log_p = (log_p - rises(match.tilt, spec, z_b)).log_softmax(-1)
         counts = torch.ones_like(x[:, free], dtype=torch.float64)
         asked = counts.clone()
         if spec.source == "mask":
@@ -227,10 +248,13 @@ def by_hand(
     return loss + match.pull * kl[rows.own :].sum() / kl.numel(), logits, x, again.z_b, again.t_b
 
 
+@pytest.mark.parametrize("tilted", [False, True])
 @pytest.mark.parametrize("fresh", [1.0, 0.0])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_students_loss_and_gradient(kind: str, fresh: float) -> None:
+def test_the_students_loss_and_gradient(kind: str, fresh: float, tilted: bool) -> None:
     spec, match, rows, student = scene(kind, fresh)
+    if tilted:
+        match.tilt = tilt_of(spec)
     aux = copy.deepcopy(match.auxiliary.net).requires_grad_(False)
     texts: list[Tensor] = []
 
@@ -350,6 +374,28 @@ def test_width_is_the_gradient_of_the_pooled_divergence() -> None:
     one = torch.ones(1, dtype=torch.float64)
     reward(logits, torch.zeros_like(logits), biased[None], one, spec.vocab, 100.0)
     torch.testing.assert_close(logits, leaf.grad, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("source", ["uniform", "mask"])
+def test_a_tilted_teacher_is_one_head_padded_or_not(source: str) -> None:
+    """log p − weight · ∂E, normalised; with a reward for width on top, as the two say apart."""
+    spec = spec_of(source, step_size=False)
+    net, tilt, width = stirred(spec, 1), tilt_of(spec), Width(0.7, spec.vocab)
+    width.means = torch.rand(2, spec.vocab, generator=torch.Generator().manual_seed(3))
+    x = torch.randint(spec.flow_source().tokens, (5, spec.length), generator=torch.Generator().manual_seed(7))
+    t = torch.full((5,), 0.5, dtype=torch.float64)
+    teacher = answer(net, spec, x, t, t)
+    every = slice(0, 5 * (spec.length - spec.anchor))
+    wanted = (teacher.log_p(every) - rises(tilt, spec, x).flatten(0, 1)).log_softmax(-1)
+    tilted = tilt.on(teacher, x, spec.anchor)
+    torch.testing.assert_close(tilted.log_p(every), wanted, rtol=1e-10, atol=1e-12)
+    ready = replace(teacher, head=padded(teacher.weight, teacher.bias, torch.float64))
+    head = tilt.on(ready, x, spec.anchor).head
+    assert head is not None
+    torch.testing.assert_close(head(tilted.hidden[0]).log_softmax(-1), wanted, rtol=1e-10, atol=1e-12)
+    bias = width.on(teacher).log_p(every) - teacher.log_p(every)
+    both = width.on(tilted).log_p(every)
+    torch.testing.assert_close(both, (wanted + bias).log_softmax(-1), rtol=1e-10, atol=1e-12)
 
 
 # ── the watch ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -40,12 +40,14 @@ def plain(home: Path, out: Path, **loop: Any) -> dict[str, Any]:
 
 
 def matched(home: Path, out: Path, **loop: Any) -> dict[str, Any]:
-    """IDLM with all that stands beside its student: an auxiliary, running texts, a watch, the pooled frequencies."""
+    """IDLM with all that stands beside its student: auxiliary, running texts, watch, pooled frequencies, compass."""
     values = {name: value for name, value in plain(home, out, **loop).items() if name in ("tokens", "out", "loop")}
     return values | {
         "method": "idlm",
         "init_from": str(home / "teacher-mask"),
         "width": 0.1,
+        "tilt": 0.3,
+        "compass": str(home / "compass-mask"),
         "eval_rows": 4,
         "eval_times": 2,
         "auxiliary": {"alone": 1, "warmup": 1, "lr": 1e-3},

@@ -129,10 +129,13 @@ def test_fused_loss(name: str, bias: bool, monkeypatch: pytest.MonkeyPatch) -> N
 
 def matching(source: str) -> Tensor:
     """A matched batch of three rows: its loss, the auxiliary's, the draws and the gradient of the student's head."""
+    from tsdfm.compass.model import Compass
+    from tsdfm.compass.network import spec_from
     from tsdfm.distil.matching.auxiliary import Auxiliary
     from tsdfm.distil.matching.forms import Forms
     from tsdfm.distil.matching.match import Match, Matched
     from tsdfm.distil.matching.settings import AuxiliarySettings
+    from tsdfm.distil.matching.tilt import Tilt
     from tsdfm.distil.matching.width import Width
     from tsdfm.engine.distributed import Processes
     from tsdfm.engine.task import Context
@@ -142,10 +145,10 @@ def matching(source: str) -> Tensor:
     spec = VelocitySpec(
         shape=SHAPE, vocab=VOCAB, source=source, schedule="poly:1", length=LENGTH, anchor=1, tokenizer="abc"
     )  # fmt: skip
-    nets = []
-    for seed in range(2):
+    nets, energy = list[nn.Module](), spec_from(spec, SHAPE, "nce")
+    for seed, made in enumerate((spec, spec, energy)):
         torch.manual_seed(seed)
-        nets.append(spec.network().to(DEVICE))
+        nets.append(made.network().to(DEVICE))
         for p in nets[-1].parameters():
             nn.init.normal_(p, std=0.4)
     teacher = Velocity(spec, nets[0], spec.flow_source(), spec.flow_schedule())
@@ -158,6 +161,7 @@ def matching(source: str) -> Tensor:
     width.means[0, :3] *= 2
     forms = Forms(0.5, spec.flow_schedule(), spec.flow_source())
     match = Match(spec, teacher, auxiliary, forms, 0.8, source == "mask", 0.3, width)
+    match.tilt = Tilt(0.5, Compass(energy, nets[2].requires_grad_(False)))
     x_t, drawn = state(source)[0][:3], list[Tensor]()
     t, h = (torch.full((3,), value, dtype=torch.float64, device=DEVICE) for value in (0.25, 0.5))
     rows = Matched(x_t.clamp(max=VOCAB - 1), x_t, t, h, 1, RowNoise(5, torch.arange(3, device=DEVICE)))

@@ -40,9 +40,37 @@ def uniform_model(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.fixture(scope="session")
-def teachers(
+def compasses(
     masked_models: dict[str, Path], uniform_model: Path, tokens: Path, tmp_path_factory: Any
 ) -> dict[str, Path]:
-    """What a distiller of both sources may start from: `uniform` and `mask` by DFM, `mdlm`, and `duo`."""
+    """A compass of each source."""
+    from tsdfm.compass.run import run as train_compass
+    from tsdfm.compass.settings import CompassLoop, CompassNet, CompassSettings
+
+    home, found = tmp_path_factory.mktemp("compasses"), dict[str, Path]()
+    for source, teacher in (("uniform", uniform_model), ("mask", masked_models["dfm"])):
+        settings = CompassSettings(
+            tokens=tokens,
+            teacher=teacher,
+            out=home / source,
+            negatives=2,
+            eval_rows=8,
+            net=CompassNet(width=32, depth=1, heads=2, cond=16),
+            loop=CompassLoop(steps=3, batch=8, device="cpu", eval_every=0, save_every=0),
+        )
+        found[source] = train_compass(settings)
+    return found
+
+
+@pytest.fixture(scope="session")
+def teachers(
+    masked_models: dict[str, Path],
+    uniform_model: Path,
+    compasses: dict[str, Path],
+    tokens: Path,
+    tmp_path_factory: Any,
+) -> dict[str, Path]:
+    """What a distiller of both sources may start from: `uniform` and `mask` by DFM, `mdlm`, and `duo`; compasses."""
     duo = many_step("duo", tokens, tmp_path_factory.mktemp("duo") / "duo", steps=10)
-    return {"uniform": uniform_model, "mask": masked_models["dfm"], "mdlm": masked_models["mdlm"], "duo": duo}
+    many = {"uniform": uniform_model, "mask": masked_models["dfm"], "mdlm": masked_models["mdlm"], "duo": duo}
+    return many | {f"compass-{source}": path for source, path in compasses.items()}

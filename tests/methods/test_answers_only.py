@@ -47,8 +47,8 @@ OWN: dict[str, dict[str, Any]] = {  # what a method needs to show all it does in
     "sdtt": {"start_steps": 8, "round": 2},
     "duo-dcd": {"start_steps": 8, "round": 2},
     "t3d": {"traces": 8, "trace_steps": 3, "round": 2, "hide": "random"},
-    "idlm": {"auxiliary": {"alone": 0, "warmup": 1}, "form": "mix", "pull": 0.5, "width": 0.1, "passes": [2, 4],
-             "pass_weights": [1, 1]},
+    "idlm": {"auxiliary": {"alone": 0, "warmup": 1}, "form": "mix", "pull": 0.5, "width": 0.1, "tilt": 0.5,
+             "passes": [2, 4], "pass_weights": [1, 1]},
     "di4c": {"mixture": 2, "gap": 0.25},
 }  # fmt: skip
 DISTILLERS = [name for name in names() if not method(name).many_step]
@@ -143,7 +143,7 @@ def settings_for(name: str, source: str, tokens: Path, models: dict[str, Path], 
     loop = {"steps": 4, "batch": 8, "device": "cpu", "eval_every": 4, "save_every": 2, "keep": 5}
     given = {"tokens": tokens, "init_from": models[source], "out": out, "loop": loop, "eval_rows": 4, "eval_times": 2}
     given |= {"optim": {"lr": 1e-3, "warmup": 1, "ema": 0.9}, **OWN.get(name, {}), **more}
-    if name == "ts-dfm":
+    if name in ("ts-dfm", "idlm"):
         given["compass"] = models[f"compass-{source}"]
     return build(method(name).settings, given)
 

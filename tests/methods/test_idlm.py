@@ -15,23 +15,30 @@ from safetensors.torch import load_file
 import tsdfm
 from tsdfm.cli import main
 from tsdfm.distil.matching.settings import AuxiliarySettings, WatchSettings
-from tsdfm.distil.settings import StudentLoop
+from tsdfm.distil.settings import NavigateSettings, StudentLoop
 from tsdfm.errors import UserError
 from tsdfm.methods.idlm import METHOD, IDLMOptim, IDLMSettings
 from tsdfm.store.manifest import read_manifest
 
 KINDS: dict[str, dict[str, Any]] = {
-    # told h, both forms, every anchor; its watch takes everything for a collapse, and goes back once
+    # told h, both forms, every anchor, a compass in both places; its watch takes all for a collapse, and goes back once
     "uniform": {
         "form": "mix",
         "step_size": True,
         "anchor": 0.25,
         "pull": 0.1,
         "width": 0.1,
+        "tilt": 0.3,
+        "navigate": NavigateSettings(tau=0.0, k=2),
         "watch": WatchSettings(every=3, least=0.99, rollback=1),
     },
     "duo": {"form": "mix", "pull": 0.1, "since": 0.25},
-    "mask": {"form": "posterior", "own": 0.0, "auxiliary": AuxiliarySettings(alone=2, warmup=1, lr=1e-3, dense=False)},
+    "mask": {
+        "form": "posterior",
+        "own": 0.0,
+        "tilt": 0.3,
+        "auxiliary": AuxiliarySettings(alone=2, warmup=1, lr=1e-3, dense=False),
+    },
     "mdlm": {"latent": True, "auxiliary": AuxiliarySettings(alone=2, warmup=1, lr=1e-3, steps=2, teacher=0.5)},
 }
 
@@ -47,6 +54,8 @@ def settings_for(teachers: dict[str, Path], tokens: Path, kind: str, out: Path, 
         "loop": StudentLoop(steps=8, batch=8, device="cpu", log_every=2, eval_every=4, save_every=4, keep=5),
         "optim": IDLMOptim(lr=1e-3, warmup=3, ema=0.9),
     }
+    if "tilt" in KINDS[kind]:
+        values["compass"] = teachers[f"compass-{kind}"]
     return IDLMSettings(**{**values, **KINDS[kind], **given})
 
 
@@ -124,7 +133,7 @@ def test_a_teacher_besides_what_it_starts_from(teachers: dict[str, Path], tokens
     METHOD.train(dataclasses.replace(again, teacher=teachers["uniform"]))
     manifest = read_manifest(tmp_path / "again")
     assert manifest["model"]["step_size"]
-    assert {"tokens", "init_from", "teacher"} == set(manifest["inputs"])
+    assert {"tokens", "init_from", "teacher", "compass"} == set(manifest["inputs"])
 
 
 def test_what_cannot_be(
@@ -139,7 +148,8 @@ def test_what_cannot_be(
         (["--loop.steps", "100"], "auxiliary.alone leaves the student no step"),
         (["--own", "2"], "own must be from 0 to 1"),
         (["--passes", "4,8"], "pass_weights takes 2 weights"),
-        (["--compass", str(teachers["mask"])], "set anchor above 0"),
+        (["--compass", str(teachers["mask"])], "set anchor or tilt above 0"),
+        (["--tilt", "1"], "it needs --compass"),
         (["--watch.rollback", "1", "--watch.every", "0"], "set watch.every above 0"),
         (["--auxiliary.steps", "2", "--loop.micro", "2"], "leave loop.micro out"),
         (["--teacher", str(teachers["uniform"])], "they do not belong together"),

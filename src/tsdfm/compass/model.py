@@ -24,7 +24,7 @@ COPIES = 40  # bytes a token and width unit that a block keeps alive at once, ab
 
 @dataclass(frozen=True)
 class Compass:
-    """E(x): lower is better. Frozen: it never gives a gradient.
+    """E(x): lower is better. Frozen: its weights never get a gradient.
 
     Example: `load_compass(Path("runs/demo/compass-uniform")).energy(tokens)` gives [B] for tokens [B, L].
     """
@@ -43,13 +43,26 @@ class Compass:
     @torch.no_grad()
     def energy(self, tokens: Tensor) -> Tensor:
         """Energies [B], float32 (float64 for a float64 network), of token states [B, L], as many as you like."""
+        with autocast(self.bf16, self.device):
+            return torch.cat([self.net(part) for part in self._parts(tokens)])
+
+    def slopes(self, tokens: Tensor) -> Tensor:
+        """∂E/∂e_i [B, L, D] by the embedding e_i of every position of token states [B, L], as many as you like."""
+        with autocast(self.bf16, self.device), torch.enable_grad():
+            return torch.cat([self._slopes(part) for part in self._parts(tokens, alive=self.spec.shape.depth)])
+
+    def _slopes(self, tokens: Tensor) -> Tensor:
+        embedded = self.net.embedding(tokens).detach().requires_grad_()
+        found: Tensor = torch.autograd.grad(self.net.of(embedded).sum(), embedded)[0]
+        return found
+
+    def _parts(self, tokens: Tensor, alive: int = 1) -> list[Tensor]:
+        """Token states [B, L] in parts that fit, where as many blocks keep what they made."""
         if tokens.ndim != 2:
             raise UserError(f"the compass scores tokens of shape [B, L], not {tuple(tokens.shape)}")
         room = ROOM.get(self.device.type, ROOM["cpu"])
-        size = max(1, room // (tokens.shape[1] * self.spec.shape.width * COPIES))
-        with autocast(self.bf16, self.device):
-            parts = [self.net(part.to(self.device)) for part in torch.split(tokens, size)]
-        return torch.cat(parts)
+        size = max(1, room // (tokens.shape[1] * self.spec.shape.width * COPIES * alive))
+        return [part.to(self.device) for part in torch.split(tokens, size)]
 
     def match(self, other: VelocitySpec, what: str) -> None:
         """Refuse a student or teacher with another vocabulary, tokenizer or source."""

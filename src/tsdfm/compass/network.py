@@ -41,9 +41,13 @@ class EnergyNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """E(x) [B] of token states x [B, L]."""
-        hidden = at_places(self.embedding(x), self.places)
-        cond = self.constant.expand(len(x), -1)
-        cos, sin = self.rotary(x.shape[1])
+        return self.of(self.embedding(x))
+
+    def of(self, embedded: Tensor) -> Tensor:
+        """E [B] of the embeddings [B, L, D] of token states."""
+        hidden = at_places(embedded, self.places)
+        cond = self.constant.expand(len(embedded), -1)
+        cos, sin = self.rotary(embedded.shape[1])
         for block in self.blocks:
             if self.shape.checkpoint and torch.is_grad_enabled():
                 hidden = checkpoint(block, hidden, cond, cos, sin, use_reentrant=False)

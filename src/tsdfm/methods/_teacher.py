@@ -1,4 +1,4 @@
-"""What methods with a frozen teacher of their own share."""
+"""What methods with a frozen teacher of their own, or a compass, share."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from tsdfm.errors import UserError
 
 if TYPE_CHECKING:
+    from tsdfm.compass.model import Compass
     from tsdfm.engine.distributed import Processes
     from tsdfm.nn.velocity import Velocity, VelocitySpec
 
@@ -24,3 +25,12 @@ def frozen_model(path: Path, spec: VelocitySpec, world: Processes) -> Velocity:
     if teacher.spec.logits not in ("plain", "subs", "others"):
         raise UserError(f"{path} answers no probabilities of tokens (logits {teacher.spec.logits}): use a dfm teacher")
     return teacher
+
+
+def frozen_compass(path: Path, spec: VelocitySpec, world: Processes, start: Path | None) -> Compass:
+    """The compass of a student of `spec`, which starts from `start`."""
+    from tsdfm.compass.model import load_compass
+
+    compass = load_compass(path, world.device)
+    compass.match(spec, f"the model in {start}")
+    return compass

@@ -12,7 +12,8 @@ Inverse distillation: where the student's texts have the teacher's law, the best
 pulls. With the mask source g counts where z_a is [MASK], the reward where z_b is, with the weight κ̇/(1−κ) of the bound;
 the uniform source counts everywhere, with weight 1. Student and auxiliary start as the teacher. An anchor holds the
 student where the matching lets go: FS-DFM's loss on some of the rows (TS-DFM's with a compass), or KL(teacher ‖
-student) at z_a.
+student) at z_a. With `tilt` the compass is inside the reward: the teacher's law of each position is tilted towards
+texts of lower energy (`distil.matching.tilt`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tsdfm.distil.matching.settings import AuxiliarySettings, WatchSettings
 from tsdfm.distil.settings import NavigateSettings, Navigation, StudentOptim, StudentSettings
 from tsdfm.errors import UserError
 from tsdfm.methods import StudentMethod
-from tsdfm.methods._teacher import EXACT_JUMP, frozen_model
+from tsdfm.methods._teacher import EXACT_JUMP, frozen_compass, frozen_model
 from tsdfm.settings import ModelPath, option
 
 if TYPE_CHECKING:
@@ -71,6 +72,9 @@ class IDLMSettings(StudentSettings):
     )
     clip: float = option(5.0, "largest log auxiliary − log teacher of a token; 0: no limit", low=0)
     pull: float = option(0.0, "weight of KL(teacher ‖ student) at the states of noised data", low=0)
+    tilt: float = option(
+        0.0, "weight of the compass's energy in the reward, in nats for each unit of it; 0: none", low=0
+    )
     width: float = option(0.0, "weight of log(own/data) of the pooled token frequencies in the reward", low=0)
     anchor: float = option(
         0.0, "share of rows that learn FS-DFM's loss instead (TS-DFM's with a compass)", low=0, high=1
@@ -78,7 +82,7 @@ class IDLMSettings(StudentSettings):
     anchor_weight: float = option(1.0, "weight of those rows", low=0)
     auxiliary: AuxiliarySettings = option(AuxiliarySettings(), "the network beside the student")
     watch: WatchSettings = option(WatchSettings(), "the watch for collapse")
-    compass: ModelPath | None = option(None, "the compass's run: the anchor's midpoints are then navigated")
+    compass: ModelPath | None = option(None, "the compass's run: navigates the anchor's midpoints, tilts the reward")
     policy: Navigation = option("sequence-to-token", "how those midpoints are made")
     probe_every: int = option(0, "steps between comparisons of blind and navigated energies; 0 never", low=0)
     navigate: NavigateSettings = option(NavigateSettings(), "navigation")
@@ -96,8 +100,10 @@ class IDLMSettings(StudentSettings):
             raise UserError("auxiliary.alone leaves the student no step to learn in: lower it, or raise loop.steps")
         if self.auxiliary.steps > 1 and self.loop.micro is not None:
             raise UserError("auxiliary.steps above 1 needs a step's rows all at once: leave loop.micro out")
-        if self.compass is not None and not self.anchor > 0:
-            raise UserError("a compass navigates the anchor's rows: set anchor above 0")
+        if self.compass is not None and not (self.anchor > 0 or self.tilt > 0):
+            raise UserError("a compass navigates the anchor's rows or tilts the reward: set anchor or tilt above 0")
+        if self.tilt > 0 and self.compass is None:
+            raise UserError("tilt weighs a compass's energy: it needs --compass")
         if self.loop.parallel == "fsdp":
             raise UserError("an auxiliary beside the student works with one process or ddp, not with fsdp")
 
@@ -129,7 +135,7 @@ class IDLM(StudentMethod):
 
         if settings.anchor > 0 and not (spec.step_size and spec.logits == "plain"):
             raise UserError("anchor is FS-DFM's loss, of a dfm student that is told h: set --step-size, or anchor to 0")
-        if settings.compass is None:
+        if settings.compass is None or not settings.anchor:
             return super().rollout(settings, spec, world)
         return TS_DFM.rollout(settings, spec, world)  # type: ignore[arg-type]
 
@@ -149,9 +155,13 @@ class IDLM(StudentMethod):
         from tsdfm.distil.matching.forms import Forms
         from tsdfm.distil.matching.match import Match
         from tsdfm.distil.matching.task import MatchingTask
+        from tsdfm.distil.matching.tilt import Tilt
         from tsdfm.distil.matching.watch import Watch
         from tsdfm.distil.matching.width import Width
 
+        tilt = None
+        if settings.tilt and settings.compass is not None:
+            tilt = Tilt(settings.tilt, frozen_compass(settings.compass, spec, world, settings.init_from))
         fresh = {"fresh": 1.0, "posterior": 0.0, "mix": settings.mix}[settings.form]
         match = Match(
             spec=spec,
@@ -162,6 +172,7 @@ class IDLM(StudentMethod):
             by_bound=spec.source == "mask",
             pull=settings.pull,
             width=Width(settings.width, spec.vocab) if settings.width else None,
+            tilt=tilt,
         )
         parts = self.parts(settings, spec, world)
         watch = Watch(settings.watch)

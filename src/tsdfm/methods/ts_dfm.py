@@ -15,6 +15,7 @@ from tsdfm.distil.beyond.settings import RefreshSettings
 from tsdfm.distil.settings import NavigateSettings, Navigation, StudentSettings
 from tsdfm.errors import UserError
 from tsdfm.methods import StudentMethod
+from tsdfm.methods._teacher import frozen_compass
 from tsdfm.settings import ModelPath, option
 
 if TYPE_CHECKING:
@@ -55,13 +56,11 @@ class TSDFM(StudentMethod):
     needs, blind = ("init_from", "compass"), "fs-dfm"
 
     def rollout(self, settings: TSDFMSettings, spec: VelocitySpec, world: Processes) -> NavigatedChain:
-        from tsdfm.compass.model import load_compass
         from tsdfm.distil.navigated import NavigatedChain
 
         compass = None
         if settings.compass is not None:
-            compass = load_compass(settings.compass, world.device)
-            compass.match(spec, f"the model in {settings.init_from}")
+            compass = frozen_compass(settings.compass, spec, world, settings.init_from)
         return NavigatedChain(settings, spec, compass)
 
     def inputs(self, settings: TSDFMSettings) -> dict[str, Path]:

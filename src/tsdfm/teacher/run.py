@@ -116,7 +116,7 @@ def start_from(task: TeacherTask, spec: VelocitySpec, path: Path) -> None:
         raise UserError(f"{path} has a network of another kind: start from one that is told the same") from None
 
 
-def net_words(shape: Shape) -> dict[str, int]:
+def net_words(shape: Shape) -> dict[str, Any]:
     """The settings under `net` that make a network of this shape."""
     words = {name: getattr(shape, name) for name in ("width", "depth", "heads", "cond", "positions")}
     return {**words, "mlp_ratio": shape.hidden // shape.width}

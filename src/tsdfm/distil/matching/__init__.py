@@ -9,5 +9,6 @@ student     Σ_v g(v) · clip[log auxiliary(v | z_b) − log teacher(v | z_b), �
 settings    dials of the auxiliary and of the watch          times       which rows learn what, k and j
 forms       the laws of t_b and z_b                          auxiliary   the network beside the student
 running     the texts that the student is writing            watch       collapse: told, and taken back
+width       a reward for using all words                     tilt        the compass inside the reward
 match       the objective of the matched rows                task        all of it, in one training
 """

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from tsdfm.distil.answers import answer, in_chunks, log_probability, own_answer
 from tsdfm.distil.matching.auxiliary import Auxiliary
 from tsdfm.distil.matching.forms import Forms, Renoised
+from tsdfm.distil.matching.tilt import Tilt
 from tsdfm.distil.matching.width import Width
 from tsdfm.distil.meaning import own_tokens, read
 from tsdfm.flow import RowNoise, draw
@@ -64,6 +65,7 @@ class Match:
     by_bound: bool
     pull: float
     width: Width | None
+    tilt: Tilt | None = None
     found: dict[str, Tensor] = field(init=False, default_factory=dict)
 
     def __call__(
@@ -90,6 +92,8 @@ class Match:
                     lesson = self.lesson(rows, x, again, student, teacher)
                     auxiliary, self.found["aux"] = self.auxiliary.learn(*at, *lesson, step)
             assert again is not None
+            if self.tilt is not None:
+                teacher = self.tilt.on(teacher, at[0], self.spec.anchor)
             objective, weights = self.reward(rows, again, auxiliary, teacher, len(hidden))
             return read(objective, own), weights
 
