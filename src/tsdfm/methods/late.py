@@ -1,7 +1,7 @@
 """Late grids: a few long steps, then short ones near the text. A sampler for any model, without training.
 
 `late:2` is the power b = 2 of `flow.late`, which is also the default; b = 1 are equal steps. The number of passes stays
-what was asked for. What it gives and costs: docs/results.md.
+what was asked for. What it gives and costs: docs/neighbours.md.
 """
 
 from __future__ import annotations
