@@ -133,8 +133,8 @@ def refuse(app: FastAPI) -> None:
 
     async def field(_: Request, problem: Any) -> Response:
         first = problem.errors()[0]
-        param = ".".join(str(part) for part in first["loc"] if part != "body") or None
-        return refusal(400, f"{param or 'the body'}: {first['msg']}", param=param)
+        where = [str(part) for part in first["loc"][1:]] if first["type"] != "json_invalid" else []
+        return refusal(400, f"{'.'.join(where) or 'the body'}: {first['msg']}", param=where[0] if where else None)
 
     async def refused(request: Request, problem: Any) -> Response:
         param = getattr(problem, "field", None)

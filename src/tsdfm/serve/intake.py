@@ -136,11 +136,9 @@ class Intake(ABC):
             raise Refused("n", f"n must be at least 1 and at most {most}, not {ask.n}")
         with blaming("infill" if ask.infills else "prompt"):
             given = {"prefixes": ask.prefixes, "infills": ask.infills}
-            asked = read_asked(served.model.tokenizer, spec.length, spec.anchor, ask.n, 0, **given)
+            asked = read_asked(served.model.tokenizer, spec.length, spec.anchor, ask.n, 0, **given, most=most)
             if asked.texts < len(asked.numbers) and bound_of(spec) is None:
                 raise UserError(f"a model of {spec.method} has no bound to choose a gap's length by: give one length")
-            if len(asked.numbers) > most:
-                raise UserError(f"this takes {len(asked.numbers)} rows, at most {most} are taken: ask for fewer texts")
         return asked
 
     def pause(self, passes: float, devices: int) -> int:
