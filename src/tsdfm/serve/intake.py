@@ -18,7 +18,7 @@ from tsdfm.flow import grid, shape_logits
 from tsdfm.flow.noise import salt_of
 from tsdfm.methods import bound_of
 from tsdfm.samples.given import Asked, as_prompts, read_asked
-from tsdfm.serve.jobs import Ask, Job, Refused, Seen, blaming
+from tsdfm.serve.jobs import Ask, Job, Late, Refused, Seen, blaming
 from tsdfm.serve.served import Served
 
 NOTHING = torch.zeros(1, 1)
@@ -140,6 +140,10 @@ class Intake(ABC):
             if asked.texts < len(asked.numbers) and bound_of(spec) is None:
                 raise UserError(f"a model of {spec.method} has no bound to choose a gap's length by: give one length")
         return asked
+
+    def late(self) -> Late:
+        """What is said of a request whose time is over."""
+        return Late(f"the request was not done within {self.limits.deadline:g} s")
 
     def pause(self, passes: float, devices: int) -> int:
         """Whole seconds that so many passes of rows take on so many devices, by what passes have taken so far."""

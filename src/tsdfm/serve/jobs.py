@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -42,6 +42,10 @@ class Busy(Exception):
 
 class Closing(Exception):
     """The server takes nothing new."""
+
+
+class Broken(RuntimeError):
+    """A device cannot go on, and nobody waits for what will not come."""
 
 
 class Late(Exception):
@@ -81,6 +85,10 @@ class Seen:
     of: int
     t: float
     changes: list[tuple[int, int]]
+
+    def then(self, later: Seen) -> Seen:
+        """This and a later look at the same text, as one."""
+        return replace(later, changes=list({**dict(self.changes), **dict(later.changes)}.items()))
 
 
 @dataclass(eq=False)

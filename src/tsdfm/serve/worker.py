@@ -14,7 +14,7 @@ import torch
 
 from tsdfm.errors import UserError
 from tsdfm.samples.lengths import TIMES
-from tsdfm.serve.jobs import Late, Place, Seen
+from tsdfm.serve.jobs import Place, Seen
 from tsdfm.serve.row import Fetch, Row, groups, marked, reached
 from tsdfm.serve.served import Served, Start
 
@@ -97,7 +97,7 @@ class Worker:
         now, waiting = self.scheduler.clock(), self.scheduler.waiting
         for place in (*self.live, *waiting):
             if place.job.deadline < now:
-                place.job.fail(Late(f"the request was not done within {self.scheduler.limits.deadline:g} s"))
+                place.job.fail(self.scheduler.late())
         self.live = [place for place in self.live if not place.job.done.done()]
         still = [place for place in waiting if not place.job.done.done()]
         if len(still) < len(waiting):
