@@ -143,6 +143,13 @@ class Asked:
         """What is given of some of the rows."""
         return None if self.given is None else self.given.rows(self.which[part], device)
 
+    def row(self, number: int, device: torch.device) -> Given | None:
+        """What is given of one of the rows, [1, L], without a copy where it lies there already."""
+        if self.given is None:
+            return None
+        row = int(self.which[number])
+        return Given(*(x[row : row + 1].to(device) for x in (self.given.held, self.given.tokens, self.given.sides)))
+
 
 def read_asked(
     tokenizer: Tokenizer,

@@ -85,7 +85,7 @@ class Remoted(Job):
 
     def finish(self, place: int, tokens: list[int], passes: int) -> None:
         """A text is written; that the last one is, the job's end says."""
-        if len(self.finished) + 1 < len(self.asked.numbers):
+        if len(self.finished) + 1 < len(self.numbers):
             self.tell("row")
         super().finish(place, tokens, passes)
 
