@@ -146,6 +146,33 @@ def test_a_refusal_is_shown(server: tuple[str, Scheduler], page: Page) -> None:
     page.open(link(server, text="x" * 30))
     page.until("!document.getElementById('problem').hidden")
     assert "shorten it" in page.do("document.getElementById('problem').textContent")
+    page.until("document.documentElement.dataset.written === '1'")
+    assert page.do("[document.querySelectorAll('.panel').length, document.getElementById('scrub').hidden]") == [0, True]
+
+
+def test_the_button_stops_what_is_being_written(server: tuple[str, Scheduler], page: Page) -> None:
+    page.look(390)
+    before = server[1].tally.texts
+    page.open(link(server, steps=1000))
+    page.until("document.getElementById('write').textContent === 'Stop'")
+    page.do("document.getElementById('write').click()")
+    page.until("document.getElementById('write').textContent === 'Write'")
+    while server[1].live:
+        time.sleep(0.001)
+    assert server[1].tally.texts == before
+
+
+def test_a_link_with_markup_is_text(server: tuple[str, Scheduler], page: Page) -> None:
+    page.look(1200)
+    page.open(link(server, text="<i id=owned>", model="<img src=x onerror=owned=1>"))
+    page.until(DONE)
+    assert page.do(SHOWN)[0].startswith("<i id=owned>")
+    assert page.do("[document.getElementById('owned'), document.querySelector('img'), typeof owned]") == [
+        None,
+        None,
+        "undefined",
+    ]
+    assert page.do("document.getElementById('curl').textContent").count("<i id=owned>") == 1
 
 
 def test_a_key_is_asked_for(page: Page) -> None:

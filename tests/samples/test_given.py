@@ -54,6 +54,23 @@ def test_too_long(anchor: int) -> None:
         read(6, anchor, prefix="x" * (room + 1))
     with pytest.raises(UserError, match=f"the infill template has {room + 1} tokens"):
         read(6, anchor, infill=f"x{{{room}}}")
+    with pytest.raises(UserError, match=f"has at least {room + 3} tokens, the model writes {room}"):
+        read(6, anchor, infill=f"x{{1}}{'x' * room}{{1}}x")
+    with pytest.raises(UserError, match="has 7 gaps, the model writes 6 tokens"):
+        read(6, anchor, infill="{1}" * 7)
+
+
+def test_no_more_rows_are_made_than_may_be() -> None:
+    """What takes too many is refused before any is read: a text that is too long as well is not looked at."""
+    assert len(read_asked(BYTES, 6, 0, 2, infills=["{1-2}", "a{1}"], most=6).numbers) == 6
+    for asked, count in (
+        ({"prefixes": ["x" * 7, *"abc"]}, "8 rows, at most 6"),
+        ({"prefixes": ["x" * 7] * 99}, "at least 8 rows, at most 6"),
+        ({"infills": ["{1-4}" + "x" * 7]}, "8 rows, at most 6"),
+        ({"infills": ["{1-4}" + "x" * 7] * 99}, "at least 8 rows, at most 6"),
+    ):
+        with pytest.raises(UserError, match=count):
+            read_asked(BYTES, 6, 0, 2, **asked, most=6)
 
 
 @pytest.mark.parametrize("gap", ["7", "99999999999999", "9" * 5000])

@@ -148,6 +148,8 @@ def test_a_range_without_a_length(gap: str) -> None:
 def test_too_many_combinations() -> None:
     with pytest.raises(UserError, match="100 combinations of lengths, at most 64"):
         sides("words", infills=["{1-10} has {1-10}."])
+    with pytest.raises(UserError, match="billions of combinations"):  # Python writes no number of so many digits
+        sides("words", 5000, infills=["{1-9}" * 5000])
     with pytest.raises(UserError, match=r"the gap \{1-13\} is larger than the 12 tokens"):
         sides("words", infills=["{1-13}"])
 

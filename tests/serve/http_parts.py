@@ -12,6 +12,7 @@ import uvicorn
 from serve_parts import running
 
 from tsdfm.serve.app import create_app
+from tsdfm.serve.patience import HEAD, impatient, patient
 from tsdfm.serve.scheduler import Scheduler
 from tsdfm.serve.served import Served
 from tsdfm.serve.settings import ServeSettings
@@ -19,13 +20,20 @@ from tsdfm.serve.settings import ServeSettings
 
 @contextmanager
 def listening(
-    *models: Served, clock: Any = None, rows: int = 8, queue: int = 256, deadline: float = 600.0, **settings: Any
+    *models: Served,
+    clock: Any = None,
+    rows: int = 8,
+    queue: int = 256,
+    deadline: float = 600.0,
+    head: float = HEAD,
+    **settings: Any,
 ) -> Iterator[tuple[str, Scheduler]]:
     """Its address, and its scheduler."""
     with running(*models, clock=clock, rows=rows, queue=queue, deadline=deadline) as scheduler:
         asked = ServeSettings(queue=max(queue, 16), deadline=deadline, **settings)
         _, guarded = create_app(scheduler, asked)
         sock = socket.create_server(("127.0.0.1", 0))
+        impatient(sock, deadline)
         begun = threading.Event()
 
         class Server(uvicorn.Server):
@@ -33,7 +41,7 @@ def listening(
                 await super().startup(sockets)
                 begun.set()
 
-        server = Server(uvicorn.Config(guarded, log_level="warning", lifespan="on"))
+        server = Server(uvicorn.Config(guarded, log_level="warning", lifespan="on", http=patient(head)))
         thread = threading.Thread(target=server.run, args=([sock],))
         thread.start()
         try:

@@ -12,6 +12,7 @@ import pytest
 
 from tsdfm.cli import VERBS, read
 from tsdfm.serve.settings import ServeSettings
+from tsdfm.settings import defaults
 
 yaml = pytest.importorskip("yaml")
 ROOT = Path(__file__).parents[2]
@@ -64,3 +65,13 @@ def test_every_command_of_the_page_is_understood() -> None:
         settings(shlex.split(words, comments=True))
     (stop,) = re.findall(r"TimeoutStopSec=(\d+)", text)
     assert int(stop) > ServeSettings().deadline
+
+
+def test_the_page_lists_every_flag_with_its_default() -> None:
+    text = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `--([a-z-]+)` \| (.*?) \| .+ \|$", text, re.MULTILINE)
+
+    def cell(value: Any) -> str:
+        return "none" if value in (None, []) else f"{value:g}" if isinstance(value, float) else str(value)
+
+    assert rows == [(name.replace("_", "-"), cell(value)) for name, value in defaults(ServeSettings).items()]

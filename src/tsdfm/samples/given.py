@@ -71,7 +71,7 @@ class Template:
         """The row [1, L] that it gives, after the row's anchor. What comes after its end is written freely."""
         parts: list[int | None] = [tokenizer.end_of_text] * anchor
         sides = dict[int, int]()
-        for literal, gap in zip(self.literals, (*self.gaps, 0), strict=True):
+        for place, (literal, gap) in enumerate(zip(self.literals, (*self.gaps, 0), strict=True)):
             ids, opens = tokenizer.encode_open(literal)
             if opens and not gap and len(parts) + len(ids) == length:  # nothing will be written after it
                 ids, opens = tokenizer.encode(literal), False
@@ -81,9 +81,10 @@ class Template:
             if literal.endswith(" "):
                 sides[len(parts)] = OPENS if opens else AFTER
             parts += [None] * gap
-        if len(parts) > length:
-            size, room = len(parts) - anchor, length - anchor
-            raise UserError(f"the {self.what} has {size} tokens, the model writes {room}: shorten it")
+            if len(parts) > length:  # the rest is not looked at: it may be long
+                least = "at least " if any(self.literals[place + 1 :]) else ""
+                size, room = len(parts) - anchor + sum(self.gaps[place + 1 :]), length - anchor
+                raise UserError(f"the {self.what} has {least}{size} tokens, the model writes {room}: shorten it")
         held, tokens = torch.zeros(1, length, dtype=torch.bool), torch.zeros(1, length, dtype=torch.int64)
         beside = torch.zeros(1, length, dtype=torch.int64)
         for position, token in enumerate(parts):
@@ -104,8 +105,11 @@ def templates(text: str, length: int) -> list[Template]:
     lengths = [lengths_of(low, high, length) for low, high in zip(words[1::3], words[2::3], strict=True)]
     if not lengths:
         raise UserError("the infill template has no gap: write {5} where five tokens are to be filled in")
+    if len(lengths) > length:
+        raise UserError(f"the infill template has {len(lengths)} gaps, the model writes {length} tokens: shorten it")
     if (ways := math.prod(map(len, lengths))) > MOST:
-        raise UserError(f"the gaps have {ways} combinations of lengths, at most {MOST} are tried: narrow them")
+        many = f"{ways}" if ways < 10**9 else "billions of"
+        raise UserError(f"the gaps have {many} combinations of lengths, at most {MOST} are tried: narrow them")
     return [Template(tuple(words[::3]), gaps) for gaps in itertools.product(*lengths)]
 
 
@@ -139,6 +143,13 @@ class Asked:
         """What is given of some of the rows."""
         return None if self.given is None else self.given.rows(self.which[part], device)
 
+    def row(self, number: int, device: torch.device) -> Given | None:
+        """What is given of one of the rows, [1, L], without a copy where it lies there already."""
+        if self.given is None:
+            return None
+        row = int(self.which[number])
+        return Given(*(x[row : row + 1].to(device) for x in (self.given.held, self.given.tokens, self.given.sides)))
+
 
 def read_asked(
     tokenizer: Tokenizer,
@@ -149,15 +160,22 @@ def read_asked(
     *,
     prefixes: Sequence[str] = (),
     infills: Sequence[str] = (),
+    most: float = math.inf,
 ) -> Asked:
     """`n` texts for each prefix or infill template; without either, `n` texts of which the anchor alone is given.
 
-    Text j of the p-th prefix has the number first + p·n + j. Braces in a prefix are text.
+    Text j of the p-th prefix has the number first + p·n + j. Braces in a prefix are text. What takes more than `most`
+    rows is refused before any is made.
     """
     if prefixes and infills:
         raise UserError("give either a prefix or an infill template, not both")
-    ways = [[Template((text,), what=named("prefix", text, prefixes))] for text in prefixes or ([] if infills else [""])]
-    ways += [templates(text, length) for text in infills]
+    ways, texts, count = list[list[Template]](), infills or prefixes or [""], 0
+    for text in texts:
+        ways.append(templates(text, length) if infills else [Template((text,), what=named("prefix", text, prefixes))])
+        count += n * len(ways[-1])
+        if count > most:
+            least = "" if len(ways) == len(texts) else "at least "
+            raise UserError(f"this takes {least}{count} rows, at most {most} are taken: ask for fewer texts")
     rows = [way.row(tokenizer, length, anchor) for each in ways for way in each]
     given = Given(*(torch.cat([getattr(row, name) for row in rows]) for name in ("held", "tokens", "sides")))
     numbers, which, start = list[int](), list[int](), 0

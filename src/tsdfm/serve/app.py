@@ -20,7 +20,7 @@ from tsdfm.errors import UserError
 from tsdfm.serve.desk import Desk, cards_of
 from tsdfm.serve.guard import Guard, refusal
 from tsdfm.serve.intake import Intake
-from tsdfm.serve.jobs import Busy, Closing, Late, Refused
+from tsdfm.serve.jobs import Broken, Busy, Closing, Late, Refused
 from tsdfm.serve.metrics import Counts, Metrics
 from tsdfm.serve.page import HEADERS, docs, page, policy
 from tsdfm.serve.schema import Card, Cards, Completion, ErrorAnswer, requests
@@ -37,7 +37,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         413: "the request is too large",
         429: "the queue is full: see Retry-After",
         500: "a mistake of the server",
-        503: "the server is going down",
+        503: "the server is going down, or has broken down",
         504: "the deadline has passed",
     }.items()
 }
@@ -133,8 +133,8 @@ def refuse(app: FastAPI) -> None:
 
     async def field(_: Request, problem: Any) -> Response:
         first = problem.errors()[0]
-        param = ".".join(str(part) for part in first["loc"] if part != "body") or None
-        return refusal(400, f"{param or 'the body'}: {first['msg']}", param=param)
+        where = [str(part) for part in first["loc"][1:]] if first["type"] != "json_invalid" else []
+        return refusal(400, f"{'.'.join(where) or 'the body'}: {first['msg']}", param=where[0] if where else None)
 
     async def refused(request: Request, problem: Any) -> Response:
         param = getattr(problem, "field", None)
@@ -147,6 +147,7 @@ def refuse(app: FastAPI) -> None:
         UserError: refused,
         Busy: lambda _, problem: refusal(429, str(problem), seconds=problem.seconds),
         Closing: lambda _, problem: refusal(503, str(problem), seconds=1),
+        Broken: lambda _, problem: refusal(503, str(problem)),
         Late: lambda _, problem: refusal(504, str(problem)),
         HTTPException: lambda _, problem: refusal(problem.status_code, str(problem.detail), headers=problem.headers),
         Exception: lambda _, problem: refusal(500, "a mistake of the server"),

@@ -17,8 +17,34 @@ from tsdfm.errors import UserError
 from tsdfm.serve.answers import DONE, Answer, event
 from tsdfm.serve.guard import refusal
 from tsdfm.serve.intake import Intake
-from tsdfm.serve.jobs import Ask, Job, Late, Seen
+from tsdfm.serve.jobs import Ask, Broken, Job, Late, Seen
 from tsdfm.serve.schema import Card, CompletionFields, InfillFields
+
+BEHIND = 64  # passes that wait for a client: of one that reads more slowly, several become one
+
+
+class Told:
+    """What a client is still to be told, in order; `None` is the end. All of it happens on the server's loop."""
+
+    def __init__(self) -> None:
+        self.left, self.news = list[Seen | None](), asyncio.Event()
+
+    def put(self, seen: Seen | None) -> None:
+        """One more; where many wait, it is told together with the last one of its text, but never with the first."""
+        self.news.set()
+        if seen is not None and len(self.left) >= BEHIND:
+            for place, other in reversed(list(enumerate(self.left))):
+                if other is not None and other.index == seen.index and other.passes:
+                    self.left[place] = other.then(seen)
+                    return
+        self.left.append(seen)
+
+    async def get(self) -> Seen | None:
+        """The next, once there is one."""
+        while not self.left:
+            self.news.clear()
+            await self.news.wait()
+        return self.left.pop(0)
 
 
 @dataclass(frozen=True)
@@ -52,28 +78,26 @@ class Desk:
         if ask.model not in self.cards:
             known = ", ".join(self.cards)
             return refusal(404, f"no model is called {ask.model!r}: there are {known}", param="model")
-        loop, told = asyncio.get_running_loop(), asyncio.Queue[Seen | None]()
+        loop, told = asyncio.get_running_loop(), Told()
 
         def tell(seen: Seen | None) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
-                loop.call_soon_threadsafe(told.put_nowait, seen)
+                loop.call_soon_threadsafe(told.put, seen)
 
         job = self.scheduler.submit(ask, tell if stream else None)
         job.done.add_done_callback(lambda _: tell(None))
         answer = Answer(self.scheduler.models[ask.model], job, **how)
         if stream:
             return StreamingResponse(self.events(request, answer, told, usage), media_type="text/event-stream")
-        async with watched(request, job):
+        async with watched(request, job, self.scheduler):
             await told.get()
         if job.done.cancelled():
             return Response(status_code=499)
         return JSONResponse(answer.completion(job.done.result()).model_dump())
 
-    async def events(
-        self, request: Request, answer: Answer, told: asyncio.Queue[Seen | None], usage: bool
-    ) -> AsyncIterator[str]:
+    async def events(self, request: Request, answer: Answer, told: Told, usage: bool) -> AsyncIterator[str]:
         """Every pass, and the texts at the end."""
-        async with watched(request, answer.job) as job:
+        async with watched(request, answer.job, self.scheduler) as job:
             while (seen := await told.get()) is not None:
                 yield answer.passing(seen)
             if job.done.cancelled():
@@ -84,14 +108,18 @@ class Desk:
                     yield last
             else:
                 kind = "invalid_request_error" if isinstance(problem, UserError) else "server_error"
-                message = str(problem) if isinstance(problem, UserError | Late) else "a mistake of the server"
+                known = isinstance(problem, UserError | Late | Broken)
+                message = str(problem) if known else "a mistake of the server"
                 yield event({"error": {"message": message, "type": kind, "param": None, "code": None}})
                 yield DONE
 
 
 @contextlib.asynccontextmanager
-async def watched(request: Request, job: Job) -> AsyncIterator[Job]:
-    """A job that ends with the block, or when the client hangs up: its rows are then free at the next pass."""
+async def watched(request: Request, job: Job, scheduler: Intake) -> AsyncIterator[Job]:
+    """A job that ends with the block, or when the client hangs up: its rows are then free at the next pass.
+
+    Its deadline is kept here too: a device that is being warmed, or hangs, looks at no clock.
+    """
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -99,9 +127,11 @@ async def watched(request: Request, job: Job) -> AsyncIterator[Job]:
         job.cancel()
 
     watch = asyncio.create_task(gone())
+    late = asyncio.get_running_loop().call_later(scheduler.limits.deadline, lambda: job.fail(scheduler.late()))
     try:
         yield job
     finally:
+        late.cancel()
         watch.cancel()
         job.cancel()
 

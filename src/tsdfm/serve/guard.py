@@ -17,6 +17,7 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 KEPT = "/v1/"  # paths that need the key
+SAID = 1000  # most characters of a message or a name: it may repeat what was sent
 
 
 def refusal(
@@ -32,7 +33,7 @@ def refusal(
     more = {"Retry-After": str(seconds)} if seconds is not None else {}
     if status == 401:
         more["WWW-Authenticate"] = "Bearer"
-    said, named = (text and text.encode("ascii", "backslashreplace").decode() for text in (message, param))
+    said, named = (text and text[:SAID].encode("ascii", "backslashreplace").decode() for text in (message, param))
     error = {"message": said, "type": kind, "param": named, "code": None}
     return JSONResponse({"error": error}, status, {**(headers or {}), **more})
 
@@ -54,7 +55,8 @@ class Guard:
         refused = self.look(scope)
         if refused is not None:
             return await refused(scope, receive, send)
-        return await self.app(scope, self.limited(receive), send)
+        asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope  # uvicorn leaves out the body
+        return await self.app(asked, self.limited(receive), send)
 
     def look(self, scope: Message) -> Response | None:
         """The refusal of a request, by its headers."""

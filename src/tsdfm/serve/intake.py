@@ -18,7 +18,7 @@ from tsdfm.flow import grid, shape_logits
 from tsdfm.flow.noise import salt_of
 from tsdfm.methods import bound_of
 from tsdfm.samples.given import Asked, as_prompts, read_asked
-from tsdfm.serve.jobs import Ask, Job, Refused, Seen, blaming
+from tsdfm.serve.jobs import Ask, Job, Late, Refused, Seen, blaming
 from tsdfm.serve.served import Served
 
 NOTHING = torch.zeros(1, 1)
@@ -136,12 +136,14 @@ class Intake(ABC):
             raise Refused("n", f"n must be at least 1 and at most {most}, not {ask.n}")
         with blaming("infill" if ask.infills else "prompt"):
             given = {"prefixes": ask.prefixes, "infills": ask.infills}
-            asked = read_asked(served.model.tokenizer, spec.length, spec.anchor, ask.n, 0, **given)
+            asked = read_asked(served.model.tokenizer, spec.length, spec.anchor, ask.n, 0, **given, most=most)
             if asked.texts < len(asked.numbers) and bound_of(spec) is None:
                 raise UserError(f"a model of {spec.method} has no bound to choose a gap's length by: give one length")
-            if len(asked.numbers) > most:
-                raise UserError(f"this takes {len(asked.numbers)} rows, at most {most} are taken: ask for fewer texts")
         return asked
+
+    def late(self) -> Late:
+        """What is said of a request whose time is over."""
+        return Late(f"the request was not done within {self.limits.deadline:g} s")
 
     def pause(self, passes: float, devices: int) -> int:
         """Whole seconds that so many passes of rows take on so many devices, by what passes have taken so far."""

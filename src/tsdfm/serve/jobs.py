@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 
@@ -42,6 +43,10 @@ class Busy(Exception):
 
 class Closing(Exception):
     """The server takes nothing new."""
+
+
+class Broken(RuntimeError):
+    """A device cannot go on, and nobody waits for what will not come."""
 
 
 class Late(Exception):
@@ -82,6 +87,10 @@ class Seen:
     t: float
     changes: list[tuple[int, int]]
 
+    def then(self, later: Seen) -> Seen:
+        """This and a later look at the same text, as one."""
+        return replace(later, changes=list({**dict(self.changes), **dict(later.changes)}.items()))
+
 
 @dataclass(eq=False)
 class Job:
@@ -96,15 +105,30 @@ class Job:
     done: Future[list[Text]] = field(default_factory=Future)
     finished: dict[int, tuple[list[int], int]] = field(default_factory=dict)
     scores: dict[int, float] = field(default_factory=dict)
+    ended: bool = field(init=False, default=False)
+    """Is `done`? Asked of every row in every pass, it takes no lock."""
+
+    def __post_init__(self) -> None:
+        self.done.add_done_callback(self.end)
+
+    def end(self, _: Future[list[Text]]) -> None:
+        """It is done."""
+        self.ended = True
+
+    @cached_property
+    def numbers(self) -> list[int]:
+        """The number of each row's text."""
+        made: list[int] = self.asked.numbers.tolist()
+        return made
 
     def cancel(self) -> None:
         """Nobody waits for it any more: its rows are free from the next pass on."""
         self.done.cancel()
 
-    @property
+    @cached_property
     def chosen(self) -> bool:
         """Are there several rows for a text, of which the likeliest is kept?"""
-        return self.asked.texts < len(self.asked.numbers)
+        return self.asked.texts < len(self.numbers)
 
     def fail(self, problem: Exception) -> None:
         """It ends without texts."""
@@ -114,7 +138,7 @@ class Job:
     def finish(self, place: int, tokens: list[int], passes: int) -> None:
         """Row `place` is written; the last one ends the job."""
         self.finished[place] = tokens, passes
-        numbers: list[int] = self.asked.numbers.tolist()
+        numbers = self.numbers
         if len(self.finished) < len(numbers):
             return
         rows = range(len(numbers))
@@ -139,8 +163,8 @@ class Place:
     @property
     def number(self) -> int:
         """The text's own number."""
-        return int(self.job.asked.numbers[self.index])
+        return self.job.numbers[self.index]
 
     def given(self, device: torch.device) -> Given | None:
         """What is given of the row, [1, L]."""
-        return self.job.asked.rows(slice(self.index, self.index + 1), device)
+        return self.job.asked.row(self.index, device)

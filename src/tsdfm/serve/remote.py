@@ -38,7 +38,7 @@ import torch
 
 from tsdfm.errors import UserError
 from tsdfm.serve.intake import Intake, Limits, Tally
-from tsdfm.serve.jobs import Busy, Closing, Job, Late
+from tsdfm.serve.jobs import Broken, Busy, Closing, Job, Late
 from tsdfm.serve.scheduler import Scheduler
 from tsdfm.serve.served import Served, usual_rows
 from tsdfm.serve.worker import Worker
@@ -85,7 +85,7 @@ class Remoted(Job):
 
     def finish(self, place: int, tokens: list[int], passes: int) -> None:
         """A text is written; that the last one is, the job's end says."""
-        if len(self.finished) + 1 < len(self.asked.numbers):
+        if len(self.finished) + 1 < len(self.numbers):
             self.tell("row")
         super().finish(place, tokens, passes)
 
@@ -126,7 +126,7 @@ class Writing:
         """Tell how a job ended."""
         del self.jobs[key]
         problem = None if job.done.cancelled() else job.done.exception()
-        if not isinstance(problem, UserError | Late | None):
+        if not isinstance(problem, UserError | Late | Broken | None):
             problem = RuntimeError(str(problem))
         self.tell(key, "over", None if problem or job.done.cancelled() else job.done.result(), problem)
 
@@ -297,7 +297,7 @@ class Remote(Intake):
             self.broken, self.closing = RuntimeError(problem), True
             jobs = [job for device in self.devices for job in device.jobs.values()]
         for job in jobs:
-            job.fail(RuntimeError(f"the server has broken down: {problem}"))
+            job.fail(Broken(f"the server has broken down: {problem}"))
 
     def close(self, *, wait: bool = True) -> None:
         """Take nothing new, write what is there to its end, and stop; without `wait`, give it up."""

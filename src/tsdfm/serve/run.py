@@ -27,12 +27,14 @@ def run(settings: ServeSettings) -> None:
         import uvicorn
 
         from tsdfm.serve.app import create_app
+        from tsdfm.serve.patience import HEAD, impatient, patient
     except ImportError as problem:
         raise UserError(f"{problem.name} is not installed: pip install 'tsdfm[serve]'") from None
     from tsdfm.serve.intake import Limits
     from tsdfm.serve.remote import Remote
 
     sock = listening(settings.host, settings.port)
+    impatient(sock, settings.deadline)
     limits = Limits(rows=settings.rows or 0, queue=settings.queue, deadline=settings.deadline)
     remote = Remote(loads(settings), limits)
     settings = replace(settings, api_key=settings.api_key or os.environ.get(KEY))
@@ -49,7 +51,8 @@ def run(settings: ServeSettings) -> None:
             else:
                 super().handle_exit(sig, frame)
 
-    how: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False}
+    how: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False, "ws": "none"}
+    how["http"] = patient(min(HEAD, settings.deadline))
     try:
         patience = int(settings.deadline) + 1
         config = uvicorn.Config(create_app(remote, settings)[1], timeout_graceful_shutdown=patience, **how)

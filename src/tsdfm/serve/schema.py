@@ -52,13 +52,14 @@ class Writing(BaseModel):
 
 
 Stop = Annotated[str, Field(min_length=1, max_length=200)]
+Texts = Annotated[list[str], Field(min_length=1, fail_fast=True)]  # one wrong text is enough to say so
 
 
 class CompletionFields(Writing):
     """Texts that begin with the prompt. A row is written whole; `max_tokens` and `stop` cut it."""
 
-    prompt: str | Annotated[list[str], Field(min_length=1)] | None = Field(None, description="how texts begin")
-    infill: str | Annotated[list[str], Field(min_length=1)] | None = Field(None, description="templates, in its place")
+    prompt: str | Texts | None = Field(None, description="how texts begin")
+    infill: str | Texts | None = Field(None, description="templates, in its place")
     max_tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="of what is written; none: the whole row")
     stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = Field(None, description="where to cut a text")
     echo: bool | None = Field(None, description="with the prompt before each text")
@@ -73,7 +74,7 @@ class CompletionFields(Writing):
 class InfillFields(Writing):
     """A template with its gaps filled, `{2}` of two tokens, `{1-4}` of one to four."""
 
-    template: str | Annotated[list[str], Field(min_length=1)] = Field(description="literals with gaps between them")
+    template: str | Texts = Field(description="literals with gaps between them")
 
 
 def requests(settings: ServeSettings, names: list[Any]) -> tuple[type[CompletionFields], type[InfillFields]]:

@@ -8,13 +8,13 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
 import torch
 
 from tsdfm.errors import UserError
 from tsdfm.samples.lengths import TIMES
-from tsdfm.serve.jobs import Late, Place, Seen
+from tsdfm.serve.jobs import Place, Seen
 from tsdfm.serve.row import Fetch, Row, groups, marked, reached
 from tsdfm.serve.served import Served, Start
 
@@ -35,6 +35,14 @@ class Look:
     passes: int
     t: float
     written: bool
+
+
+class Batch(NamedTuple):
+    """Rows that share a pass, where they belong, and the shape that they are filled up to."""
+
+    rows: list[Row]
+    places: list[Place]
+    shape: int
 
 
 class Worker:
@@ -95,11 +103,10 @@ class Worker:
     def come_and_go(self) -> None:
         """Rows of jobs that have ended, or whose time is over, leave; those who wait come in while there is room."""
         now, waiting = self.scheduler.clock(), self.scheduler.waiting
-        for place in (*self.live, *waiting):
-            if place.job.deadline < now:
-                place.job.fail(Late(f"the request was not done within {self.scheduler.limits.deadline:g} s"))
-        self.live = [place for place in self.live if not place.job.done.done()]
-        still = [place for place in waiting if not place.job.done.done()]
+        for place in [place for place in (*self.live, *waiting) if place.job.deadline < now]:
+            place.job.fail(self.scheduler.late())
+        self.live = [place for place in self.live if not place.job.ended]
+        still = [place for place in waiting if not place.job.ended]
         if len(still) < len(waiting):
             waiting.clear()
             waiting.extend(still)
@@ -114,58 +121,60 @@ class Worker:
     def turn_of(self, served: Served) -> None:
         """A pass of a model's rows, and what it took."""
         tally, hidden = self.scheduler.tally, 0.0
-        rows, came = self.rows_of(served)
+        batches, came = self.rows_of(served)
         room = self.scheduler.limits.rows
         while len(self.live) < room and not reached(self.mark):  # who comes during the pass before begins meanwhile
             with self.scheduler.changed:
                 before = len(self.live)
                 self.admit()
             if len(self.live) > before:
-                rows, more = self.rows_of(served)
+                batches, more = self.rows_of(served)
                 came += more
             else:
                 time.sleep(NAP)
             hidden = time.perf_counter() - self.began
+        rows = [row for batch in batches for row in batch.rows]
+        begun = [row.passes for row in rows]
         if not reached(self.mark):
             hidden = time.perf_counter() - self.began
-        begun = {row: row.passes for row in rows}
-        inside = hidden + self.one_pass(served, rows)
+        inside = hidden + self.one_pass(served, batches)
         spent = time.perf_counter() - self.began
         with self.scheduler.changed:
-            made = {row: row.passes - before for row, before in begun.items()}
-            tally.passes, tally.rows = tally.passes + max(made.values(), default=0), tally.rows + sum(made.values())
+            made = [row.passes - before for row, before in zip(rows, begun, strict=True)]
+            tally.passes, tally.rows = tally.passes + max(made, default=0), tally.rows + sum(made)
             tally.turn(spent, spent - inside, came > 0)
 
-    def rows_of(self, served: Served) -> tuple[dict[Row, Place], int]:
+    def rows_of(self, served: Served) -> tuple[list[Batch], int]:
         """The live rows of a model, laid together for a pass, and how many of them have just come, which begin."""
         mine = [place for place in self.live if place.job.ask.model == served.name]
         new = [place for place in mine if place.row is None]
         if new:
             self.begin(served, new)
         rows = {place.row: place for place in mine if place.row is not None}
-        for some, shape in groups(list(rows), served.shapes) if self.ahead else ():
-            self.guarded([rows[row] for row in some], partial(served.gather, some, shape))
-        return rows, len(new)
+        batches = [Batch(some, [rows[row] for row in some], shape) for some, shape in groups(list(rows), served.shapes)]
+        for batch in batches if self.ahead else ():
+            self.guarded(batch.places, partial(served.gather, batch.rows, batch.shape))
+        return batches, len(new)
 
-    def one_pass(self, served: Served, rows: dict[Row, Place]) -> float:
+    def one_pass(self, served: Served, batches: Sequence[Batch]) -> float:
         """A pass of all rows of a model; the seconds in which its network was asked and waited for."""
         inside, alone = 0.0, len(self.live) == 1 and not self.scheduler.waiting
-        alone = alone and all(place.job.on_pass is None for place in rows.values())
-        for some, shape in groups(list(rows), served.shapes):
-            places = [rows[row] for row in some]
-            inside += self.guarded(places, partial(served.step, some, shape, alone=alone)) or 0.0
-        before = self.left()
-        looked = [(row, place) for row, place in rows.items() if row.written or place.job.on_pass is not None]
-        looks = [Look(served, p, r, r.passes, r.t, r.written) for r, p in looked if not p.job.done.done()]
+        alone = alone and all(place.job.on_pass is None for batch in batches for place in batch.places)
+        for batch in batches:
+            step = partial(served.step, batch.rows, batch.shape, alone=alone)
+            inside += self.guarded(batch.places, step) or 0.0
+        launched, before = time.perf_counter(), self.left()
+        pairs = (pair for batch in batches for pair in zip(batch.rows, batch.places, strict=True))
+        looked = [(row, place) for row, place in pairs if row.written or place.job.on_pass is not None]
+        looks = [Look(served, p, r, r.passes, r.t, r.written) for r, p in looked if not p.job.ended]
         if looks:
             self.leaving.append((looks, Fetch([look.row for look in looks])))
         self.live = [place for place in self.live if place.row is None or not place.row.written]
         self.mark = marked(self.device) if self.ahead else None
         if not self.ahead or not (self.live or self.scheduler.waiting):  # nobody else keeps the device busy
             before += self.left()
-        began = time.perf_counter()
         waited = self.hand_out(before)
-        return inside + (waited if reached(self.mark) else time.perf_counter() - began)
+        return inside + (waited if reached(self.mark) else time.perf_counter() - launched)
 
     def left(self) -> list[tuple[list[Look], Fetch]]:
         """What is on its way from the device; it is this one's to hand out."""
@@ -199,7 +208,7 @@ class Worker:
     def after(self, look: Look, tokens: list[int], bad: bool) -> None:
         """What a pass has made is told; a finished row is handed out."""
         served, place, row, job = look.served, look.place, look.row, look.place.job
-        if job.done.done():
+        if job.ended:
             return
         self.show(look, tokens)
         if not look.written:

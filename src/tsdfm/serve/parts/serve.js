@@ -121,6 +121,9 @@ function complain(problem) {
 }
 
 function stopAll() { runs.forEach(run => run.stop.abort()); halt(); }
+const busy = () => runs.some(run => !run.done);
+/** While a text is being written the button stops it: a phone has no Escape. */
+function label() { $("write").textContent = busy() ? "Stop" : "Write"; }
 
 async function write() {
   stopAll();
@@ -133,14 +136,18 @@ async function write() {
   $("panels").replaceChildren(...runs.map(run => run.box));
   for (const id of ["scrub", "legend"]) $(id).hidden = false;
   remember();
+  label();
   show();
   await Promise.all(runs.map(async run => {
     try { await listen(run); } catch (problem) { complain(problem); }
     run.done = true;
     run.box.classList.remove("going");
     run.text.removeAttribute("aria-busy");
+    if (!run.states.length) run.box.remove();  // it was refused, or stopped before it began
   }));
   if (mine !== runs) return;
+  for (const id of ["scrub", "legend"]) $(id).hidden = !runs.some(run => run.states.length);
+  label();
   follow();
   root.dataset.written = "1";
 }
@@ -151,7 +158,11 @@ function remember() {
   runs.forEach(({ask}, n) => Object.entries(ask).forEach(([name, value]) => words.set(name + (n || ""), value)));
   history.replaceState(null, "", "#" + words);
   $("link").href = location.href;
-  const {path, body} = runs[0], quoted = JSON.stringify({...body, stream: undefined}).replaceAll("'", "'\\''");
+  curl();
+}
+
+function curl() {
+  const [path, body] = request(sides[0].read()), quoted = JSON.stringify({...body, stream: undefined}).replaceAll("'", "'\\''");
   $("curl").textContent = `curl ${location.origin}${path} -H 'Content-Type: application/json' \\\n  -d '${quoted}'`;
 }
 
@@ -160,6 +171,7 @@ function recall() {
   $("text").value = words.get("text") ?? "";
   $("seed").value = words.get("seed") ?? Math.floor(Math.random() * 2 ** 31);
   compare(words.has("model1"), [pick(""), pick("1")]);
+  curl();
   return words.has("seed");
 }
 
@@ -175,7 +187,8 @@ async function meet() {
 }
 
 async function start() {
-  $("ask").addEventListener("submit", event => { event.preventDefault(); write(); });
+  $("ask").addEventListener("submit", event => { event.preventDefault(); if (busy()) stopAll(); else write(); });
+  $("api").addEventListener("toggle", () => { if (sides.length) curl(); });
   $("compare").addEventListener("click", () => compare($("compare").getAttribute("aria-pressed") !== "true"));
   $("dice").addEventListener("click", () => { $("seed").value = Math.floor(Math.random() * 2 ** 31); write(); });
   $("again").addEventListener("click", () => { halt(); frame = 0; show(); follow(); });
