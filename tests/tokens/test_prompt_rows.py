@@ -134,7 +134,7 @@ def test_what_is_refused(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFix
     (tmp_path / "half.jsonl").write_text('{"question": "Why?", "reply": "So."}\n')
     words = ["corpus", "--out", str(tmp_path / "no"), "--prompt", "question"]
     for more, said in (
-        (["--path", str(tmp_path / "plain.txt")], "prompts come from jsonl, parquet or the hub"),
+        (["--path", str(tmp_path / "plain.txt")], "prompts come from jsonl, csv, parquet or the hub"),
         (["--path", str(tmp_path / "half.jsonl"), "--field", "answer"], "has no field 'answer'"),
         (["--path", str(tmp_path / "half.jsonl"), "--field", "reply", "--prompt", "asked"], "set `prompt` to the one"),
         (["--name", "world:small", "--limit", "3"], "a world has no field"),

@@ -155,7 +155,7 @@ def test_gpt2_from_the_hub_and_then_from_its_cache(
     (folder / "merges.txt").write_text("\n".join(f"{a} {b}" for a, b in BPE.merges), encoding="utf-8")
     online(monkeypatch, nobody(), tmp_path / "cache")
     with pytest.raises(
-        UserError, match=r"not on this machine, and the hub cannot be reached: .* `tsdfm import` as --tok"
+        UserError, match=r"not on this machine, and the hub cannot be reached: give its folder as --tokenizer-files$"
     ):
         gpt2()
     with serving({"openai-community/gpt2": folder}) as address:
