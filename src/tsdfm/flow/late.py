@@ -2,10 +2,10 @@
 
     t_j = 1 − (1 − j/k)^b,      j = 0 … k;     b = 1 are equal steps
 
-A few equal steps give a text most of its tokens in the first steps, each drawn without the others, and spend the later
-ones where much is still noise. Along a late grid the first step writes a whole draft. With the uniform source the
-others then revise it: a network that is told a late time takes nearly every token for the text's own, and moves those
-alone that do not go with the rest.
+In k equal steps 1/k of a text is still noise before the last one, which then draws what is missing all at once. Along a
+late grid the first steps write a draft, and little is left for the last. With the uniform source the later steps revise
+the draft: a network that is told a late time takes most tokens for the text's own, and moves those that do not go with
+the rest. With masks nothing is revised, and long first steps do harm.
 """
 
 from __future__ import annotations
