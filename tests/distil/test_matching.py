@@ -31,6 +31,7 @@ from tsdfm.engine.optim import Optimiser
 from tsdfm.engine.task import Context
 from tsdfm.errors import UserError
 from tsdfm.flow import Mask, Polynomial, RowNoise, Uniform
+from tsdfm.flow.late import LateJump
 from tsdfm.flow.logits import posterior_from_others
 from tsdfm.kernels.fused import fused_loss
 from tsdfm.kernels.head import padded
@@ -334,6 +335,15 @@ def test_rows_and_their_kinds() -> None:
         assert float(((counts - counts.mean()) ** 2 / counts.mean()).sum()) < 24.4  # 1 in 1 000 of seven degrees
     with pytest.raises(UserError, match="pass_weights takes 2"):
         Passes((4, 8), (1.0,))
+
+
+def test_passes_along_a_late_grid() -> None:
+    k = torch.full((8,), 8)
+    for power in (1.0, 2.5):
+        t, h = Passes((8,), (1.0,), power).times(k, torch.arange(8))
+        want = torch.tensor(LateJump(LINE, Uniform(5), power=power).grid(8), dtype=torch.float64)
+        torch.testing.assert_close(t, want[:-1])
+        torch.testing.assert_close(t + h, want[1:])
 
 
 def test_texts_go_on_pass_by_pass() -> None:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from tsdfm.errors import UserError
-from tsdfm.nn.decoder import Decoder, DecoderShape
+from tsdfm.nn.decoder import Decoder, DecoderShape, told_decoder
+from tsdfm.nn.network import fill
 
 transformers = pytest.importorskip("transformers")
 
@@ -85,7 +86,7 @@ def test_every_position_sees_every_other() -> None:
     net = Decoder(shape, vocab=9, tokens=10)
     embedded = net.embedding(torch.arange(5)[None]).detach().requires_grad_()
     cos, sin = net.rotary(5)
-    net.blocks[0](embedded, cos, sin)[0, 0].sum().backward()
+    net.blocks[0](embedded, None, cos, sin)[0, 0].sum().backward()
     assert embedded.grad is not None
     assert bool((embedded.grad.abs().sum(-1) > 0).all())
 
@@ -98,7 +99,7 @@ def test_a_decoder_of_16_bits_turns_by_angles_of_32() -> None:
     for part in (net.embedding, net.blocks, net.norm):
         part.to(torch.bfloat16)
     tables: list[Tensor] = []
-    net.blocks[0].register_forward_pre_hook(lambda _, given: tables.extend(given[1:3]))
+    net.blocks[0].register_forward_pre_hook(lambda _, given: tables.extend(given[2:4]))
     assert net.hidden(torch.zeros(1, 300, dtype=torch.int64)).dtype == torch.bfloat16
     for table, want in zip(tables, net.rotary(300), strict=True):
         assert torch.equal(table, want)
@@ -108,3 +109,29 @@ def test_a_decoder_of_16_bits_turns_by_angles_of_32() -> None:
 def test_sizes_that_cannot_be_are_refused() -> None:
     with pytest.raises(UserError, match="kv_heads divides heads"):
         DecoderShape(width=16, depth=1, heads=3, kv_heads=2, head=8, hidden=24)
+
+
+def test_a_condition_starts_at_nothing_and_can_be_learned() -> None:
+    """A decoder that is told t and h begins as the one that is not, and recomputing changes no gradient."""
+    shape = DecoderShape(width=16, depth=2, heads=2, kv_heads=1, head=8, hidden=24)
+    torch.manual_seed(0)
+    plain = Decoder(shape, vocab=9, tokens=10)
+    told = Decoder(told_decoder(shape, told=True), vocab=9, tokens=10, step_size=True)
+    fill(told, plain.state_dict())
+    x, t, h = torch.arange(5)[None], torch.tensor([0.3]), torch.tensor([0.125])
+    assert torch.equal(told(x, t, h), plain(x, t))
+    for part in (told.adaln, *(block.adaln for block in told.blocks)):
+        torch.nn.init.normal_(part.weight, std=0.3)
+    assert not torch.allclose(told(x, t, h), told(x, t, 2 * h))
+    assert not torch.allclose(told(x, t, h), told(x, 2 * t, h))
+    again = Decoder(told.shape, vocab=9, tokens=10, step_size=True, checkpoint=True)
+    again.load_state_dict(told.state_dict())
+    for net in (told, again):
+        net(x, t, h).square().sum().backward()
+    for mine, theirs in zip(told.parameters(), again.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad)
+    assert told.blocks[0].adaln.weight.grad.abs().sum() > 0  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match="another network"):
+        fill(told, {name: weight for name, weight in plain.state_dict().items() if name != "norm.weight"})
+    with pytest.raises(UserError, match="needs a condition"):
+        Decoder(shape, vocab=9, tokens=10, step_size=True)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny_nets import stir, tiny_net, tiny_shape
 
-from tsdfm.nn.layers import Block, Norm, Rotary, ScalarEmbedding, modulate, rotate
+from tsdfm.nn.layers import Block, Norm, Rotary, ScalarEmbedding, attention, modulate, rotate
 
 F64 = torch.float64
 
@@ -135,3 +135,14 @@ def test_dropout_is_on_both_branches() -> None:
     block(torch.randn(1, 6, 16), torch.randn(1, 8), *Rotary(8)(6))
     assert len(seen) == 2
     assert all(0.2 < (out == 0).float().mean() < 0.8 for out in seen)
+
+
+@pytest.mark.parametrize("length", [64, 600])
+def test_attention_in_16_bits(length: int) -> None:
+    """By plain products and by torch's own kernel, which long rows take: as near to float64 as 16 bits allow."""
+    made = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, 2, 3, length, 16, generator=made, dtype=F64)
+    want = torch.softmax(q @ k.transpose(-1, -2) / 4, dim=-1) @ v
+    found = attention(*(x.bfloat16() for x in (q, k, v)))
+    assert found.dtype == torch.bfloat16
+    assert float((found.double() - want).abs().max()) < 0.02 * float(want.abs().max())

@@ -290,16 +290,6 @@ def test_a_bad_decoder_is_refused(case: str, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_a_decoder_is_not_distilled(tmp_path: Path) -> None:
-    from tsdfm.distil.run import spec_for
-    from tsdfm.methods.fs_dfm import METHOD, FSDFMSettings
-
-    write_decoder("llada", tmp_path / "public")
-    spec = tsdfm.load(tmp_path / "public", "cpu").velocity.spec
-    with pytest.raises(UserError, match="is a decoder"):
-        spec_for(FSDFMSettings(tokens=Path("a"), init_from=Path("b"), out=Path("c")), spec, METHOD)
-
-
 def test_the_public_sizes() -> None:
     """The numbers of weights of the real files, on no device."""
     from tsdfm.nn.ddit import parameters

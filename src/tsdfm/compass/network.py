@@ -5,7 +5,7 @@ Shapes: B batch, L length, D width, C condition width, H heads, E = D/H head siz
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,9 @@ from torch.utils.checkpoint import checkpoint
 from tsdfm.errors import UserError
 from tsdfm.flow.schedule import Schedule, schedule_from
 from tsdfm.flow.source import Source, source_from
+from tsdfm.nn.decoder import DecoderBlock, DecoderShape
 from tsdfm.nn.layers import Block, Norm, Rotary, at_places, check_size, places_of
+from tsdfm.nn.network import condition_of, fill
 from tsdfm.nn.settings import Shape
 from tsdfm.nn.velocity import Velocity, VelocitySpec
 from tsdfm.settings import Settings, required, to_dict
@@ -24,19 +26,21 @@ from tsdfm.settings import Settings, required, to_dict
 class EnergyNet(nn.Module):
     """E(x) [B] of token states x [B, L], of any length.
 
-    The blocks are a velocity network's. Where that one has silu(time(t)), this one has a learned constant [C]: it is
-    told nothing of t, and can still take over a velocity network's lower blocks.
+    The blocks are a velocity network's: a DDiT's, or those of a decoder. Where that one has silu(time(t)), this one has
+    a learned constant [C]: it is told nothing of t, and can still take over a velocity network's lower blocks.
     """
 
-    def __init__(self, shape: Shape, *, tokens: int) -> None:
+    def __init__(self, shape: Shape, *, tokens: int, decoder: DecoderShape | None = None) -> None:
         super().__init__()
-        self.shape = shape
+        self.shape, self.decoder = shape, decoder
         self.embedding = nn.Embedding(tokens, shape.width)
         nn.init.normal_(self.embedding.weight, std=0.02)
         self.places = places_of(shape)
         self.constant = nn.Parameter(torch.randn(shape.cond))
-        self.rotary = Rotary(shape.width // shape.heads)
-        self.blocks = nn.ModuleList(Block(shape, fuse=False) for _ in range(shape.depth))
+        self.rotary = Rotary(decoder.head, decoder.theta) if decoder else Rotary(shape.width // shape.heads)
+        self.blocks = nn.ModuleList(
+            DecoderBlock(decoder) if decoder else Block(shape, fuse=False) for _ in range(shape.depth)
+        )
         self.pool = AttentionPool(shape)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -96,6 +100,7 @@ class CompassSpec(Settings):
     anchor: int = required("positions at the front of a row that are never noise", low=0, high=2**20)
     tokenizer: str
     objective: str
+    decoder: DecoderShape | None = None
 
     def flow_source(self) -> Source:
         """The law of x_0."""
@@ -108,11 +113,16 @@ class CompassSpec(Settings):
     def network(self) -> EnergyNet:
         """A fresh network of this kind."""
         check_size(self.shape, self.vocab, self.length)
-        return EnergyNet(self.shape, tokens=self.flow_source().tokens)
+        return EnergyNet(self.shape, tokens=self.flow_source().tokens, decoder=self.decoder)
 
     def plain(self) -> dict[str, Any]:
         """For a manifest."""
         return dict(to_dict(self))
+
+    def identity(self) -> dict[str, Any]:
+        """What a resumed run must share with its checkpoint: all that changes a number, as recomputing does not."""
+        plain = replace(self, shape=replace(self.shape, checkpoint=False)).plain()
+        return {name: value for name, value in plain.items() if name != "decoder" or value is not None}
 
     def match(self, other: VelocitySpec | CompassSpec, what: str) -> None:
         """Refuse another vocabulary, tokenizer or source than this compass's. Lengths may differ.
@@ -126,7 +136,7 @@ class CompassSpec(Settings):
                 raise UserError(f"{what} has {name} {theirs}, the compass has {mine}: they do not belong together")
 
 
-def spec_from(teacher: VelocitySpec, shape: Shape, objective: str) -> CompassSpec:
+def spec_from(teacher: VelocitySpec, shape: Shape, objective: str, decoder: DecoderShape | None = None) -> CompassSpec:
     """The compass that goes with a teacher."""
     return CompassSpec(
         shape=shape,
@@ -137,6 +147,7 @@ def spec_from(teacher: VelocitySpec, shape: Shape, objective: str) -> CompassSpe
         anchor=teacher.anchor,
         tokenizer=teacher.tokenizer,
         objective=objective,
+        decoder=decoder,
     )
 
 
@@ -144,9 +155,9 @@ def spec_from(teacher: VelocitySpec, shape: Shape, objective: str) -> CompassSpe
 def start_from_teacher(net: EnergyNet, teacher: Velocity) -> None:
     """Take over the embedding, the lower blocks, and the mean over t ∈ (0, 1) of the condition it has at t."""
     theirs, mine = teacher.spec.shape, net.shape
-    parts = ("width", "heads", "cond", "hidden", "positions")
+    parts = ("width", "heads", "cond", "hidden", "positions") if net.decoder is None else ()  # a decoder has its own
     same = all(getattr(theirs, part) == getattr(mine, part) for part in parts)
-    if not same or theirs.depth < mine.depth or teacher.spec.step_size or teacher.spec.decoder is not None:
+    if not same or theirs.depth < mine.depth or teacher.spec.step_size:
         raise UserError(
             f"init = teacher needs its width {theirs.width}, heads {theirs.heads}, cond {theirs.cond}, mlp_ratio "
             f"{theirs.hidden // theirs.width}, positions {theirs.positions} and at most {theirs.depth} blocks, without "
@@ -157,6 +168,7 @@ def start_from_teacher(net: EnergyNet, teacher: Velocity) -> None:
     if net.places is not None and teacher.net.places is not None:
         net.places.load_state_dict(teacher.net.places.state_dict())
     for block, source in zip(net.blocks, teacher.net.blocks, strict=False):
-        block.load_state_dict(source.state_dict())
-    t = (torch.arange(64, device=teacher.device) + 0.5) / 64
-    net.constant.copy_(teacher.net.condition(teacher.spec.told(t, t)[0], None).mean(0))
+        fill(block, source.state_dict())
+    if condition_of(teacher.net.state_dict()):
+        t = (torch.arange(64, device=teacher.device) + 0.5) / 64
+        net.constant.copy_(teacher.net.condition(teacher.spec.told(t, t)[0], None).mean(0))

@@ -8,13 +8,15 @@ from pathlib import Path
 from tsdfm.compass.model import spec_in
 from tsdfm.compass.network import CompassSpec, EnergyNet, spec_from, start_from_teacher
 from tsdfm.compass.ratio import RatioTask
-from tsdfm.compass.settings import CompassSettings
+from tsdfm.compass.settings import CompassNet, CompassSettings
 from tsdfm.compass.task import CompassTask, make_negatives
 from tsdfm.engine.distributed import Processes, join
 from tsdfm.engine.rows import train_rows
 from tsdfm.engine.task import Record
 from tsdfm.errors import UserError
-from tsdfm.nn.velocity import Velocity, check_rows, load_velocity
+from tsdfm.nn.decoder import DecoderShape, told_decoder
+from tsdfm.nn.settings import Shape
+from tsdfm.nn.velocity import Velocity, VelocitySpec, check_rows, load_velocity
 from tsdfm.settings import to_dict
 from tsdfm.store.bundle import find_weights, on_disk
 from tsdfm.tokens.loader import with_numbers
@@ -26,7 +28,8 @@ def run(settings: CompassSettings) -> Path:
     rows = TokenRows(settings.tokens, "train")
     with join(settings.loop.device) as world:
         teacher = load_velocity(settings.teacher, world.device, role="teacher")
-        spec = spec_from(teacher.spec, settings.net.shape(), settings.objective)
+        shape, decoder = sizes(settings, teacher.spec)
+        spec = spec_from(teacher.spec, shape, settings.objective, decoder)
         check_rows(spec, rows, "the teacher")
         task = task_for(settings, spec, teacher, rows, world)
         return train_rows(
@@ -38,6 +41,18 @@ def run(settings: CompassSettings) -> Path:
             begin=lambda: start(task.model, settings, spec, teacher),
             feeder=with_numbers,
         )
+
+
+def sizes(settings: CompassSettings, teacher: VelocitySpec) -> tuple[Shape, DecoderShape | None]:
+    """The sizes that the settings ask for; a compass that starts from a decoder has its, and half of its blocks."""
+    if teacher.decoder is None or settings.init != "teacher":
+        return settings.net.shape(), None
+    net, usual = settings.net, CompassNet()
+    if replace(net, depth=None, checkpoint=usual.checkpoint) != usual:
+        raise UserError(f"{settings.teacher} is a decoder, which has sizes of its own: leave out net.* but net.depth")
+    decoder = told_decoder(teacher.decoder, told=True)
+    depth = net.depth or max(1, round(decoder.depth / 2))
+    return replace(teacher.shape, depth=depth, cond=decoder.cond, dropout=0.0, checkpoint=net.checkpoint), decoder
 
 
 def task_for(
@@ -83,7 +98,6 @@ def record_for(settings: CompassSettings, spec: CompassSpec) -> Record:
         inputs["init_from"] = origin
     if settings.ratio.proposer is not None and settings.objective == "ratio":
         inputs["proposer"] = on_disk(settings.ratio.proposer, "proposer")
-    same = replace(spec, shape=replace(spec.shape, checkpoint=False))  # costs time, saves memory, changes no number
     plain = to_dict(settings)
     own = ("negatives", "lambda_reg", "lambda_order", "gamma", "delta_min", "delta_max", "t_floor", "clean", "corrupt")
     fixed = {name: plain[name] for name in own} if settings.objective == "nce" else {"ratio": plain["ratio"]}
@@ -94,5 +108,5 @@ def record_for(settings: CompassSettings, spec: CompassSpec) -> Record:
         parent=origin,
         extra={"compass": spec.plain()},
         then=("compass", "validate", settings.out),
-        identity={"compass": same.plain(), **fixed},
+        identity={"compass": spec.identity(), **fixed},
     )

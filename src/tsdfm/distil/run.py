@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, cast
 
 from tsdfm.distil.settings import DistilSettings, StudentSettings
 from tsdfm.distil.start import start_from, step_size_weights
@@ -15,6 +15,7 @@ from tsdfm.errors import UserError
 from tsdfm.flow import Bound
 from tsdfm.flow.logits import readable_as
 from tsdfm.nn.ddit import DDiT
+from tsdfm.nn.decoder import told_decoder
 from tsdfm.nn.velocity import VelocitySpec, check_rows, spec_in
 from tsdfm.settings import path_settings, to_dict
 from tsdfm.store.bundle import FoundWeights, find_weights, on_disk
@@ -81,8 +82,6 @@ def spec_for(settings: DistilSettings, origin: VelocitySpec, method: Distils) ->
     if origin.source not in method.sources:
         only = " and ".join(method.sources)
         raise UserError(f"{method.name} is for the {only} source, and {settings.init_from} is of {origin.source}")
-    if origin.decoder is not None:
-        raise UserError(f"{settings.init_from} is a decoder ({origin.method}): such networks are sampled, not trained")
     known = method.words(settings) | method.told(settings, origin)
     told = all(getattr(origin, name) == known[name] for name in ("time", "clock"))
     if not told or not readable_as(origin.logits, known["logits"]):
@@ -93,20 +92,22 @@ def spec_for(settings: DistilSettings, origin: VelocitySpec, method: Distils) ->
     dropout = origin.shape.dropout if settings.dropout is None else settings.dropout
     shape = replace(origin.shape, dropout=dropout, checkpoint=settings.checkpoint)
     before = origin.rounds if origin.method == method.name else 0
-    return replace(origin, shape=shape, **known, rounds=before + method.rounds(settings))
+    decoder = None if origin.decoder is None else told_decoder(origin.decoder, known["step_size"])
+    if decoder is not None and known.get("latent"):
+        raise UserError(f"{settings.init_from} is a decoder, which is told no latent number: leave out latent")
+    return replace(origin, shape=shape, **known, decoder=decoder, rounds=before + method.rounds(settings))
 
 
 def begin(task: Task, settings: DistilSettings, origin: FoundWeights) -> None:
     """The weights of step 0: the averaged ones of what the student starts from."""
-    assert isinstance(task.model, DDiT)
-    before = spec_in(origin.manifest, origin.place)
+    student, before = cast(DDiT, task.model), spec_in(origin.manifest, origin.place)
     fit_new = isinstance(settings, StudentSettings) and settings.fresh == "fit"
     where = str(settings.init_from)
-    start_from(task.model, origin.weights(), before, step_size=before.step_size, fit=fit_new, where=where)
+    start_from(student, origin.weights(), before, step_size=before.step_size, fit=fit_new, where=where)
     if isinstance(settings, StudentSettings) and settings.steps_from is not None:
         other = find_weights(settings.steps_from, settings.START, which="ema", choose="newest")
-        found = step_size_weights(other.weights(), task.model, f"steps_from, {settings.steps_from},")
-        task.model.load_state_dict(found, strict=False)
+        found = step_size_weights(other.weights(), student, f"steps_from, {settings.steps_from},")
+        student.load_state_dict(found, strict=False)
 
 
 def check_steps_from(settings: DistilSettings, origin: VelocitySpec) -> None:

@@ -15,6 +15,7 @@ from tsdfm.distil.settings import LEVELS
 from tsdfm.distil.times import GRID
 from tsdfm.errors import UserError
 from tsdfm.nn.ddit import LATENT_SCALE, DDiT
+from tsdfm.nn.network import condition_of
 from tsdfm.nn.velocity import VelocitySpec
 
 RIDGE = 1e-6
@@ -26,12 +27,13 @@ def start_from(
 ) -> None:
     """Fill a student, told the time as `spec` says, with weights of a teacher, or of a student where `step_size`."""
     mine = student.state_dict()
-    told_h = {name for name in mine if is_new(name)}
+    untold = not condition_of(weights)  # a decoder of a public file: its condition is new, and does nothing at first
+    told_h = condition_of(mine) if untold else {name for name in mine if is_new(name)}
     latent = {name for name in mine if name.startswith("latent.")} - set(weights)
     if set(weights) != (set(mine) if step_size else set(mine) - told_h) - latent:
         raise UserError(f"the network in {where} has other parts than a student of it: is it a teacher or a student?")
     student.load_state_dict(weights, strict=step_size and not latent)
-    if fit and student.step_size and not step_size:
+    if fit and student.step_size and not step_size and not untold:
         fit_step_size(student, spec)
     if latent:
         shrink_latent(student)

@@ -1,6 +1,7 @@
 """IDLM: a student matched to its teacher by an auxiliary network (2602.19066), and D-MMD's form of it (2603.20155).
 
-With t = 0 noise and 1 data, κ(t) the share of the text that is there, k passes, t_a = j/k, h = 1/k:
+With t = 0 noise and 1 data, κ(t) the share of the text that is there, k passes, t_a = j/k, h = 1/k, or the times of a
+late grid (`flow.late`), which the student then writes along:
 
     z_a      noised data, or a text that the student is writing, at t_a
     g        = softmax(student(z_a)),   x ~ g, one draw a position
@@ -64,6 +65,9 @@ class IDLMSettings(StudentSettings):
     latent: bool = option(False, "tell the student a random number of the text's own: noise for the mask source")
     passes: tuple[int, ...] = option((4, 8, 16), "numbers of passes that the student learns to write in", low=1)
     pass_weights: tuple[float, ...] = option((1.0, 2.0, 1.0), "how often each of them is trained", low=0)
+    late: float = option(
+        1.0, "power of the grid they write along: 1 are equal steps, above it long ones first", low=1, high=16
+    )
     form: Literal["fresh", "posterior", "mix"] = option("fresh", "how x is noised again: IDLM's way, D-MMD's, or both")
     mix: float = option(0.5, "share of rows of the fresh form, for form mix", low=0, high=1)
     since: float = option(0.0, "time t_a before which no row is of the fresh form, which narrows there", low=0, high=1)
@@ -118,7 +122,8 @@ class IDLM(StudentMethod):
 
     def told(self, settings: IDLMSettings, origin: VelocitySpec) -> dict[str, Any]:
         known = {"step_size": settings.step_size or origin.step_size, "latent": settings.latent or origin.latent}
-        return super().told(settings, origin) | known | {"jump": EXACT_JUMP[origin.source]}
+        jump = EXACT_JUMP[origin.source] if settings.late == 1 else f"late:{settings.late:g}"
+        return super().told(settings, origin) | known | {"jump": jump}
 
     def times(self, settings: IDLMSettings) -> MatchedTimes:
         from tsdfm.distil.matching.times import MatchedTimes, Passes
@@ -126,7 +131,7 @@ class IDLM(StudentMethod):
 
         levels = super().times(settings)
         assert isinstance(levels, Levels)
-        passes = Passes(settings.passes, settings.pass_weights)
+        passes = Passes(settings.passes, settings.pass_weights, settings.late)
         return MatchedTimes(passes, levels, settings.loop.batch, settings.anchor, settings.own)
 
     def rollout(self, settings: IDLMSettings, spec: VelocitySpec, world: Processes) -> Rollout:

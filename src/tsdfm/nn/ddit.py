@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tsdfm.nn.layers import Block, Norm, Rotary, ScalarEmbedding, at_places, modulate, places_of, zero_
+from tsdfm.nn.network import TokenNet, shifted
 from tsdfm.nn.settings import Shape
 
 LATENT_SCALE = 1000.0  # neighbouring λ shall not look alike
 
 
-class DDiT(nn.Module):
+class DDiT(TokenNet):
     """p_θ(x_1 | x_t, t[, h]) as logits.
 
-    The teacher sees (x_t, t). The student and its semi-teacher also see the step size h (`step_size=True`): both
-    scalars are embedded, concatenated, passed through a linear layer and SiLU, and fused back to the condition width
-    by each block and by the head. `tokens` counts the embedding rows: |V|, or |V| + 1 for the mask source. The head
-    always has |V| columns, so that `[MASK]` cannot be predicted at all. With `shift` the answer at position i is read
-    off the hidden state of i − 1, as in a model that predicts the next token; the first one's is its own. With `latent`
-    the network is told a number λ of [0, 1] besides, which belongs to the text and says nothing of it: laws of single
-    tokens that share λ make up a law of texts. Its embedding is added to those of all tokens.
+    The teacher sees (x_t, t). The student and its semi-teacher also see the step size h (`step_size=True`,
+    `TokenNet`). `tokens` counts the embedding rows: |V|, or |V| + 1 for the mask source. The head always has |V|
+    columns, so that `[MASK]` cannot be predicted at all. With `shift` the answer at position i is read off the hidden
+    state of i − 1, as in a model that predicts the next token; the first one's is its own. With `latent` the network is
+    told a number λ of [0, 1] besides, which belongs to the text and says nothing of it: laws of single tokens that
+    share λ make up a law of texts. Its embedding is added to those of all tokens.
 
     Example: `DDiT(NetSettings(preset="tiny").shape(), vocab=300, tokens=301)(x_t, t)` gives [B, L, 300].
     """
@@ -40,16 +37,10 @@ class DDiT(nn.Module):
         latent: bool = False,
     ) -> None:
         super().__init__()
-        self.shape, self.vocab, self.step_size, self.shift = shape, vocab, step_size, shift
+        self.shape, self.vocab, self.shift = shape, vocab, shift
         self.embedding = nn.Embedding(tokens, shape.width)
         nn.init.normal_(self.embedding.weight, std=0.02)
-        self.time = ScalarEmbedding(shape.cond)
-        if step_size:
-            self.step = ScalarEmbedding(shape.cond)
-            self.join = nn.Linear(2 * shape.cond, 2 * shape.cond)
-            self.fuser: nn.Module = nn.Sequential(nn.Linear(2 * shape.cond, shape.cond), nn.SiLU())
-        else:
-            self.fuser = nn.Identity()
+        self.tell(shape.cond, step_size)
         self.latent = ScalarEmbedding(shape.width) if latent else None
         self.places = places_of(shape)
         self.rotary = Rotary(shape.width // shape.heads)
@@ -57,41 +48,6 @@ class DDiT(nn.Module):
         self.norm = Norm(shape.width)
         self.adaln = zero_(nn.Linear(shape.cond, 2 * shape.width))
         self.head = zero_(nn.Linear(shape.width, vocab))
-
-    def forward(
-        self,
-        x_t: Tensor,
-        t: Tensor,
-        h: Tensor | None = None,
-        weights: Tensor | None = None,
-        latent: Tensor | None = None,
-        then: Callable[[Tensor, nn.Linear], Any] | None = None,
-    ) -> Any:
-        """Logits [B, L, |V|] of x_1 for x_t [B, L], t [B] and, where the network has them, h [B] and λ [B] (none: ½).
-
-        With `weights` a position holds a law over tokens instead of one of them (`embed`).
-
-        With `then`, what `then(hidden, head)` gives instead: work with the head that must happen inside the forward,
-        where DDP sees it and FSDP has the weights at hand, such as a loss that never makes all logits at once.
-        """
-        return self.read(self.hidden(x_t, t, h, weights, latent), then)
-
-    def read(self, hidden: Tensor, then: Callable[[Tensor, nn.Linear], Any] | None = None) -> Any:
-        """The end of the forward: logits [B, L, |V|] of a hidden state [B, L, D], or what `then` makes of it."""
-        return self.head(hidden) if then is None else then(hidden, self.head)
-
-    def embed(self, x_t: Tensor, weights: Tensor | None = None) -> Tensor:
-        """The embeddings [B, L, D] of tokens x_t [B, L].
-
-        With `weights` [B, L, k+1], the mean embedding of a law over tokens: x_t [B, L, k] are some of them, and the
-        last weight is shared by all |V| alike. So no [B, L, |V|] is made where few tokens have nearly all the weight.
-        """
-        if weights is None:
-            out: Tensor = self.embedding(x_t)
-            return out
-        share = weights.to(self.embedding.weight.dtype).unsqueeze(-1)
-        some: Tensor = (self.embedding(x_t) * share[..., :-1, :]).sum(-2)
-        return some + share[..., -1, :] * self.embedding.weight[: self.vocab].mean(0)
 
     def hidden(
         self,
@@ -114,15 +70,7 @@ class DDiT(nn.Module):
                 x = block(x, cond, cos, sin)
         shift, scale = self.adaln(self.fuser(cond)).chunk(2, dim=-1)
         out = modulate(self.norm(x), shift, scale)
-        return torch.cat([out[:, :1], out[:, :-1]], dim=1) if self.shift else out
-
-    def condition(self, t: Tensor, h: Tensor | None) -> Tensor:
-        """[B, C], or [B, 2C] with step-size conditioning."""
-        if self.step_size != (h is not None):
-            raise ValueError("a network with step-size conditioning needs h, and one without takes none")
-        if h is None:
-            return nn.functional.silu(self.time(t))
-        return nn.functional.silu(self.join(torch.cat([self.time(t), self.step(h)], dim=-1)))
+        return shifted(out) if self.shift else out
 
 
 def parameters(model: nn.Module) -> int:

@@ -2,23 +2,25 @@
 
 LLaDA, Dream and SDAR are such networks: RMSNorm before attention and MLP, rotary positions in split halves, queries
 that share keys and values in groups, and a SwiGLU MLP. Every position sees every other; with blocks, as in SDAR, those
-of its own block and of the blocks before it. They are told neither t nor h.
+of its own block and of the blocks before it. They are told neither t nor h. One that is to learn more (`cond`) is: its
+norms, and the size of what a block adds, follow the condition by maps that start at zero, so that it begins as the
+network it was.
 
-Shapes: B batch, L length, D width, E head size, |V| columns.
+Shapes: B batch, L length, D width, C condition width, E head size, |V| columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint as recomputed
 
 from tsdfm.errors import UserError
-from tsdfm.nn.layers import Rotary, rotate
+from tsdfm.nn.layers import Rotary, attention, fuser, modulate, rotate, zero_
+from tsdfm.nn.network import TokenNet, shifted
 from tsdfm.settings import Settings, option, required
 
 
@@ -37,11 +39,20 @@ class DecoderShape(Settings):
     biases: bool = option(False, "have queries, keys and values a bias?")
     head_norms: bool = option(False, "are queries and keys normed head by head?")
     block: int = option(0, "positions see their own block of so many and those before it; 0: all", low=0, high=2**20)
+    cond: int = option(0, "width of the condition, for a network that is told t or h; 0: it is not", low=0, high=2**17)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.heads % self.kv_heads or self.head % 2:
             raise UserError("a decoder's sizes are at least 1, its head size is even, and kv_heads divides heads")
+
+
+CONDITION = 128  # width of the condition of a decoder that was told nothing, and will be
+
+
+def told_decoder(shape: DecoderShape, told: bool) -> DecoderShape:
+    """The same decoder with a condition, if it is to be `told` t or h."""
+    return replace(shape, cond=CONDITION) if told and not shape.cond else shape
 
 
 class RMSNorm(nn.Module):
@@ -61,7 +72,7 @@ class RMSNorm(nn.Module):
 class DecoderBlock(nn.Module):
     """Attention over all positions, then the MLP, each on the normed stream and added to it."""
 
-    def __init__(self, shape: DecoderShape) -> None:
+    def __init__(self, shape: DecoderShape, fuse: bool = False) -> None:
         super().__init__()
         self.shape = shape
         width, queries, keys = shape.width, shape.heads * shape.head, shape.kv_heads * shape.head
@@ -75,12 +86,26 @@ class DecoderBlock(nn.Module):
         self.gate = nn.Linear(width, shape.hidden, bias=False)
         self.up = nn.Linear(width, shape.hidden, bias=False)
         self.down = nn.Linear(shape.hidden, width, bias=False)
+        if shape.cond:
+            self.fuser = fuser(shape.cond, fuse)
+            self.adaln = zero_(nn.Linear(shape.cond, 6 * width))
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, seen: Tensor | None = None) -> Tensor:
-        """x [B, L, D] → [B, L, D]; position i looks at those j where `seen` [L, L] says so (none: at all)."""
-        x = x + self.attend(self.norm_1(x), cos, sin, seen)
-        y = self.norm_2(x)
-        out: Tensor = x + self.down(F.silu(self.gate(y)) * self.up(y))
+    def forward(self, x: Tensor, cond: Tensor | None, cos: Tensor, sin: Tensor, seen: Tensor | None = None) -> Tensor:
+        """x [B, L, D], condition [B, C] ([B, 2C] with `fuse`) or none → [B, L, D].
+
+        Position i looks at those j where `seen` [L, L] says so (none: at all).
+        """
+        if cond is None:
+            x = x + self.attend(self.norm_1(x), cos, sin, seen)
+            return x + self.mlp(self.norm_2(x))
+        shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = self.adaln(self.fuser(cond)).chunk(6, dim=-1)
+        x = x + (1 + gate_1[:, None]) * self.attend(modulate(self.norm_1(x), shift_1, scale_1), cos, sin, seen)
+        out: Tensor = x + (1 + gate_2[:, None]) * self.mlp(modulate(self.norm_2(x), shift_2, scale_2))
+        return out
+
+    def mlp(self, x: Tensor) -> Tensor:
+        """SwiGLU."""
+        out: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
         return out
 
     def attend(self, x: Tensor, cos: Tensor, sin: Tensor, seen: Tensor | None = None) -> Tensor:
@@ -93,54 +118,65 @@ class DecoderBlock(nn.Module):
         q = rotate(self.q_norm(heads(self.q(x))).transpose(1, 2), cos, sin)
         k = rotate(self.k_norm(heads(self.k(x))).transpose(1, 2), cos, sin)
         v = heads(self.v(x)).transpose(1, 2)
-        shared = self.shape.heads != self.shape.kv_heads
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=shared)
+        mixed = attention(q, k, v, seen)
         out: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, -1))
         return out
 
 
-class Decoder(nn.Module):
-    """p_θ(x_1 | x_t) as logits. It is called as a `DDiT` is, with times it does not look at.
+class Decoder(TokenNet):
+    """p_θ(x_1 | x_t[, t][, h]) as logits. It is called as a `DDiT` is; without `shape.cond` it does not look at times.
 
     `tokens` counts the embedding rows, |V| + 1 with [MASK] as the last. The head has |V| columns and no bias, so that
     [MASK] cannot be predicted. In files whose head is tied to the embedding it begins as a copy of it. With `shift` the
     answer at position i is read off the hidden state of i − 1, as in a `DDiT`.
     """
 
-    step_size = False
-
-    def __init__(self, shape: DecoderShape, *, vocab: int, tokens: int, shift: bool = False) -> None:
+    def __init__(
+        self,
+        shape: DecoderShape,
+        *,
+        vocab: int,
+        tokens: int,
+        step_size: bool = False,
+        shift: bool = False,
+        checkpoint: bool = False,
+    ) -> None:
         super().__init__()
-        self.shape, self.vocab, self.shift = shape, vocab, shift
+        if step_size and not shape.cond:
+            raise UserError("a decoder that is told the step size needs a condition: its cond is 0")
+        self.shape, self.vocab, self.shift, self.checkpoint = shape, vocab, shift, checkpoint
         self.embedding = nn.Embedding(tokens, shape.width)
+        if shape.cond:
+            self.tell(shape.cond, step_size)
         self.rotary = Rotary(shape.head, shape.theta)
-        self.blocks = nn.ModuleList(DecoderBlock(shape) for _ in range(shape.depth))
+        self.blocks = nn.ModuleList(DecoderBlock(shape, fuse=step_size) for _ in range(shape.depth))
         self.norm = RMSNorm(shape.width, shape.eps)
+        if shape.cond:
+            self.adaln = zero_(nn.Linear(shape.cond, 2 * shape.width))
         self.head = nn.Linear(shape.width, vocab, bias=False)
 
-    def forward(
+    def hidden(
         self,
         x_t: Tensor,
         t: Tensor | None = None,
         h: Tensor | None = None,
-        then: Callable[[Tensor, nn.Linear], Any] | None = None,
-    ) -> Any:
-        """Logits [B, L, |V|] of x_1 for x_t [B, L], or what `then(hidden, head)` makes."""
-        return self.read(self.hidden(x_t, t, h), then)
-
-    def read(self, hidden: Tensor, then: Callable[[Tensor, nn.Linear], Any] | None = None) -> Any:
-        """The end of the forward."""
-        return self.head(hidden) if then is None else then(hidden, self.head)
-
-    def hidden(self, x_t: Tensor, t: Tensor | None = None, h: Tensor | None = None) -> Tensor:
+        weights: Tensor | None = None,
+        latent: Tensor | None = None,
+    ) -> Tensor:
         """The final hidden state [B, L, D]."""
-        x = self.embedding(x_t)
+        x = self.embed(x_t, weights)
         cos, sin = self.rotary(x_t.shape[1])  # not rounded to 16 bits, where far places would look alike
         seen = None
         if self.shape.block:
             block_of = torch.arange(x_t.shape[1], device=x_t.device) // self.shape.block
             seen = block_of[None] <= block_of[:, None]
+        cond = self.condition(t, h) if self.shape.cond and t is not None else None
         for block in self.blocks:
-            x = block(x, cos, sin, seen)
+            if self.checkpoint and torch.is_grad_enabled():
+                x = recomputed(block, x, cond, cos, sin, seen, use_reentrant=False)
+            else:
+                x = block(x, cond, cos, sin, seen)
         out: Tensor = self.norm(x)
-        return torch.cat([out[:, :1], out[:, :-1]], dim=1) if self.shift else out
+        if cond is not None:
+            out = modulate(out, *self.adaln(self.fuser(cond)).chunk(2, dim=-1))
+        return shifted(out) if self.shift else out

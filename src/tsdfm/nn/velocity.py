@@ -72,10 +72,11 @@ class VelocitySpec(Settings):
         """A fresh network of this kind. A decoder is called as a DDiT is."""
         check_size(self.shape, self.vocab, self.length)
         tokens = self.flow_source().tokens
+        told = {"step_size": self.step_size, "shift": self.shift}
         if self.decoder is not None:
-            return cast(DDiT, Decoder(self.decoder, vocab=self.vocab, tokens=tokens, shift=self.shift))
-        told = {"step_size": self.step_size, "shift": self.shift, "latent": self.latent}
-        return DDiT(self.shape, vocab=self.vocab, tokens=tokens, **told)
+            again = self.shape.checkpoint
+            return cast(DDiT, Decoder(self.decoder, vocab=self.vocab, tokens=tokens, checkpoint=again, **told))
+        return DDiT(self.shape, vocab=self.vocab, tokens=tokens, latent=self.latent, **told)
 
     def plain(self) -> dict[str, Any]:
         """For a manifest."""

@@ -13,6 +13,7 @@ from tsdfm.corpus.settings import CorpusSettings
 from tsdfm.corpus.world import world_named
 from tsdfm.errors import UserError
 from tsdfm.judges.settings import JudgeTrainSettings
+from tsdfm.public.settings import ImportSettings
 from tsdfm.recipes import Entry, Recipe, known
 from tsdfm.recipes.recipe import table
 from tsdfm.recipes.trainers import kind, settings_known, trainer
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from tsdfm.report.settings import MeasureSettings
 
 T = TypeVar("T")
+START = "start"
 USUAL = {"init_from": "teacher"}
 """Which model a needed setting takes if nothing is said; for others, the one of the setting's own name."""
 NO_JUDGE = "needs a judge: give measure.judges (docs/judges.md), a [judge] section, or measure.world for stories"
@@ -85,6 +87,8 @@ class Plan:
     sources: tuple[str, ...]
     corpus: CorpusSettings | None
     tokens: TokensSettings | None
+    starts: tuple[ImportSettings, ...]
+    """A causal model as the start of flow models, once for each source."""
     judge: JudgeTrainSettings | None
     models: tuple[Model, ...]
     """Source by source, in the recipe's order."""
@@ -142,6 +146,7 @@ def make_plan(recipe: Recipe, out: Path) -> Plan:
         sources=recipe.sources,
         corpus=corpus,
         tokens=read(TokensSettings, "tokens", {**text, "out": out / "tokens"}, {}),
+        starts=starts(recipe, out),
         judge=judge,
         models=tuple(model for source in recipe.sources for model in source_models(recipe, source, out)),
         measure=read(MeasureSettings, "measure", {}, {"judges": [*map(str, judges)]}),
@@ -154,13 +159,22 @@ def make_plan(recipe: Recipe, out: Path) -> Plan:
     return plan if recipe.section("report") is None else with_report(plan, recipe)
 
 
+def starts(recipe: Recipe, out: Path) -> tuple[ImportSettings, ...]:
+    """What [start] asks for: a causal model as the start of flow models of each source."""
+    if (section := recipe.section(START)) is None:
+        return ()
+    own = [{"tokens": out / "tokens", "noise": source, "out": out / f"{START}-{source}"} for source in recipe.sources]
+    return tuple(build(ImportSettings, {**section, **each}, START) for each in own)
+
+
 def source_models(recipe: Recipe, source: str, out: Path) -> list[Model]:
     """The models of one source."""
     entries = [entry for entry in recipe.models if entry.source == source]
     used = {e.name: used_model(e) for e in entries if e.use is not None}
     places = {e.name: used[e.name].path if e.name in used else out / f"{e.name}-{source}" for e in entries}
-    every = {name: places.get(name, out / f"{name}-{source}") for name in recipe.names}
-    return [used.get(e.name) or trained_model(e, recipe, every, frozenset(used), out) for e in entries]
+    ready = {*used, *([START] if recipe.section(START) is not None else [])}
+    every = {name: places.get(name, out / f"{name}-{source}") for name in {*recipe.names, *ready}}
+    return [used.get(e.name) or trained_model(e, recipe, every, frozenset(ready), out) for e in entries]
 
 
 def trained_model(entry: Entry, recipe: Recipe, places: Mapping[str, Path], used: frozenset[str], out: Path) -> Model:

@@ -12,11 +12,13 @@ from tsdfm import terminal
 from tsdfm.errors import UserError
 from tsdfm.pipeline.done import examine, train
 from tsdfm.pipeline.plan import Model, Plan
+from tsdfm.public.settings import ImportSettings
 from tsdfm.recipes.trainers import trainer
 from tsdfm.settings import flat, path_settings, to_dict
 from tsdfm.store.bundle import find_shipped
 from tsdfm.store.files import write_json
 from tsdfm.store.manifest import NAME as MANIFEST
+from tsdfm.store.manifest import read_manifest
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,11 @@ class Training:
 
 def check_inputs(plan: Plan) -> None:
     """Refuse what is read from elsewhere and is not there, before anything is trained for it."""
+    for start in plan.starts:
+        from tsdfm.public.model import is_public  # loads torch
+
+        if not is_public(start.source):
+            raise UserError(f"start: source says {start.source}, and there is no causal model")
     asked = [(model.name, model.settings) for model in plan.models if model.trained]
     for owner, settings in [*asked, *((f"report.{table.name}", table.settings) for table in plan.tables)]:
         wanted = path_settings(type(settings)) - {"out", "runs"}
@@ -52,10 +59,22 @@ def make_text(plan: Plan) -> None:
         from tsdfm.tokens.run import run as make_tokens
 
         make_tokens(plan.tokens)
+    for start in plan.starts:
+        make_start(start)
     for model in plan.models:
         if model.spec is not None:
             terminal.say(f"── {model.name}, {model.source} source: {model.path} is used")
             check_tokens(model, plan.out / "tokens")
+
+
+def make_start(settings: ImportSettings) -> None:
+    """A causal model as the start of flow models, unless it is there."""
+    from tsdfm.public.run import run
+
+    if (settings.out / MANIFEST).is_file() and read_manifest(settings.out)["settings"] == to_dict(settings):
+        terminal.say(f"── {settings.out.name}: there already → {settings.out}")
+    else:
+        run(settings)
 
 
 def check_tokens(model: Model, tokens: Path) -> None:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+from torch import Tensor
 
 from tsdfm import terminal
-from tsdfm.nn.ddit import parameters
+from tsdfm.errors import UserError
 from tsdfm.nn.layers import without_weights
-from tsdfm.public.model import PublicModel, read_public
+from tsdfm.nn.velocity import VelocitySpec
+from tsdfm.public.causal import is_causal, start_for
+from tsdfm.public.model import fetch, read_public
 from tsdfm.public.settings import ImportSettings
 from tsdfm.store.checkpoint import Store
 from tsdfm.store.files import write_json
 from tsdfm.store.folder import must_be_new, whole
 from tsdfm.store.manifest import NAME as MANIFEST
 from tsdfm.store.manifest import make_manifest
+from tsdfm.tokens.tokenizer import Tokenizer, load_tokenizer
 
 REST = "left_over"  # the part of a checkpoint that only an export reads
 
@@ -21,6 +27,8 @@ REST = "left_over"  # the part of a checkpoint that only an export reads
 def run(settings: ImportSettings) -> Path:
     """Read, recognise, check and write; returns the run folder."""
     must_be_new(settings.out, "--out")
+    if settings.tokens is not None:
+        return write_start(settings, settings.tokens)
     found = read_public(
         settings.source,
         revision=settings.revision,
@@ -32,28 +40,49 @@ def run(settings: ImportSettings) -> Path:
         block=settings.block,
         length=settings.length,
     )
-    return write_run(found, settings)
-
-
-def write_run(found: PublicModel, settings: ImportSettings) -> Path:
-    """A run of one checkpoint, at step 0."""
-    weights = dict(found.weights())
     rest = found.left_over()
-    manifest = make_manifest(
-        stage=found.found.kind,
-        settings=settings,
-        inputs={},
-        extra={"model": found.spec.plain(), "origin": found.origin, "config": dict(found.config)},
-    )
-    with without_weights():
-        net = found.spec.network()
-    wrong = sorted(net.state_dict().keys() ^ weights.keys())
-    assert not wrong, wrong
-    parts = {"model": weights, **({REST: rest} if rest else {})}
-    with whole(settings.out) as temp:
-        found.tokenizer.save(temp / "tokenizer")
-        Store(temp).save(0, parts, {"tokens": 0, "identity": {}}, manifest)
-        write_json(temp / MANIFEST, {**manifest, "status": "finished"})
-    told = f"{found.found.kind}, {terminal.short(parameters(net))} weights, {found.spec.source} source"
+    parts = {"model": dict(found.weights()), **({REST: rest} if rest else {})}
+    about = {"origin": found.origin, "config": dict(found.config)}
+    write_run(settings, found.found.kind, found.spec, found.tokenizer, parts, about)
+    told = f"{found.found.kind}, {weights_of(parts)} weights, {found.spec.source} source"
     terminal.made("import", told, settings.out, "sample", settings.out)
     return settings.out
+
+
+def write_start(settings: ImportSettings, tokens: Path) -> Path:
+    """A causal model as the start of a flow model on the rows of `tokens`."""
+    path = Path(settings.source)
+    path = path if path.exists() else fetch(settings.source, settings.revision)
+    if not is_causal(path):
+        raise UserError(f"--tokens is for a causal model, and {path} is none that is known: leave it out")
+    spec, weights, origin = start_for(path, tokens, settings.noise)
+    write_run(settings, "causal", spec, load_tokenizer(tokens), {"model": weights}, {"origin": origin})
+    told = f"the start of a flow model, {weights_of({'model': weights})} weights, {spec.source} source"
+    then = ("teacher", "--tokens", tokens, "--init-from", settings.out, "--out", settings.out.parent / "teacher")
+    terminal.made("import", told, settings.out, *then)
+    return settings.out
+
+
+def weights_of(parts: dict[str, dict[str, Tensor]]) -> str:
+    """How many weights a network has, in short."""
+    return terminal.short(sum(tensor.numel() for tensor in parts["model"].values()))
+
+
+def write_run(
+    settings: ImportSettings,
+    stage: str,
+    spec: VelocitySpec,
+    tokenizer: Tokenizer,
+    parts: dict[str, dict[str, Tensor]],
+    about: dict[str, Any],
+) -> None:
+    """A run of one checkpoint, at step 0."""
+    manifest = make_manifest(stage=stage, settings=settings, inputs={}, extra={"model": spec.plain(), **about})
+    with without_weights():
+        net = spec.network()
+    wrong = sorted(net.state_dict().keys() ^ parts["model"].keys())
+    assert not wrong, wrong
+    with whole(settings.out) as temp:
+        tokenizer.save(temp / "tokenizer")
+        Store(temp).save(0, parts, {"tokens": 0, "identity": {}}, manifest)
+        write_json(temp / MANIFEST, {**manifest, "status": "finished"})

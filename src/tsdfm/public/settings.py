@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from tsdfm.settings import ModelPath, Settings, option, required
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImportSettings(Settings):
-    """Make a run of a public checkpoint: MDLM, SEDD, SDTT, Duo, IDLM, DFM, FS-DFM, LLaDA, Dream or SDAR."""
+    """Make a run of a public checkpoint: MDLM, SEDD, SDTT, Duo, IDLM, DFM, FS-DFM, LLaDA, Dream or SDAR.
+
+    A causal model (Llama, Qwen2, Qwen3, a storyteller) becomes the start of a flow model on the rows of --tokens.
+    """
 
     source: str = required("a .safetensors, .bin or .pth file, a folder with one, or OWNER/NAME of the hub")
     out: Path = required("folder for the run")
@@ -22,6 +26,8 @@ class ImportSettings(Settings):
     mask: int | None = option(None, "the mask token of a llada, dream or sdar whose config does not say it", low=0)
     block: int = option(0, "tokens in a block of an sdar; 0: as its config says, or 4", low=0, high=2**20)
     length: int = option(0, "tokens in a row of a llada, dream or sdar; 0: 1024", low=0, high=2**20)
+    tokens: Path | None = option(None, "a causal model: the tokens folder that a flow model is to learn from")
+    noise: Literal["uniform", "mask"] = option("uniform", "a causal model: what texts of the flow model start as")
 
 
 @dataclass(frozen=True, kw_only=True)

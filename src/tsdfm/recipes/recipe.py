@@ -12,12 +12,15 @@
     sources = ["uniform"]             # only for these
     init_from = "fs-dfm"              # a setting that takes a model takes a name of the recipe, or a path
 
+    [start]                           # a causal model that flow models start from, by init_from = "start"
+    source = "data/storyteller"       # as `tsdfm import` has it
+
     [source.mask.models.ts-dfm]       # what differs for one source
     loop.steps = 110
 
-[corpus], [tokens], [judge], [validate], [measure] and [report] have the settings of these stages. [teacher], [compass],
-[compasses.NAME] and [students.NAME] are models too, whose method follows from what they say; [student] is what all
-students have in common, and lies under what is said of each.
+[corpus], [tokens], [start], [judge], [validate], [measure] and [report] have the settings of these stages. [teacher],
+[compass], [compasses.NAME] and [students.NAME] are models too, whose method follows from what they say; [student] is
+what all students have in common, and lies under what is said of each.
 
 A file lies over the one it extends, model by model, and flags lie over all. A flag wins everywhere: `--set
 student.loop.steps=20` reaches every student of every source, and beside it `--set models.ts-dfm.loop.steps=9` that one.
@@ -41,7 +44,7 @@ from tsdfm.settings import convert, defaults, hold, load_toml, merge, nearest, p
 
 FOLDER = Path(__file__).parent
 SOURCES = ("uniform", "mask")
-STAGES = ("corpus", "tokens", "judge", "measure", "report")
+STAGES = ("corpus", "tokens", "start", "judge", "measure", "report")
 ALONE = ("teacher", "compass")  # sections that are one model
 GROUPS = ("compasses", "students", "models")  # sections of models by name
 BY_SOURCE = (*ALONE, "student", *GROUPS, "validate")

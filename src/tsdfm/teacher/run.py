@@ -11,6 +11,8 @@ from tsdfm.engine.rows import train_rows
 from tsdfm.engine.task import Record
 from tsdfm.errors import UserError
 from tsdfm.flow import Bound, schedule_from
+from tsdfm.nn.decoder import told_decoder
+from tsdfm.nn.network import fill
 from tsdfm.nn.settings import NetSettings, Shape
 from tsdfm.nn.velocity import VelocitySpec, load_velocity, spec_in
 from tsdfm.settings import path_settings, to_dict
@@ -41,8 +43,9 @@ class ManyStep(Protocol):
 
 def train(settings: TeacherSettings, method: ManyStep) -> Path:
     """Train a model of `method` on tokens and return its run folder."""
-    settings, rows = sized(settings), TokenRows(settings.tokens, "train")
-    spec = spec_for(settings, rows, method)
+    start, rows = start_of(settings), TokenRows(settings.tokens, "train")
+    settings = sized(settings, start)
+    spec = spec_for(settings, rows, method, start)
     with join(settings.loop.device) as world:
         task = method.task(settings, spec, valid_rows(settings.tokens))
         origin = settings.init_from
@@ -56,20 +59,33 @@ def check(settings: TeacherSettings) -> None:
     schedule_from(settings.schedule)
 
 
-def sized(settings: TeacherSettings) -> TeacherSettings:
-    """The settings with the sizes of the network they start from, where they say nothing of the network."""
-    if settings.init_from is None or settings.net != NetSettings():
-        return settings
+def start_of(settings: TeacherSettings) -> VelocitySpec | None:
+    """What the network is that the training starts from; none where it starts from nothing."""
+    if settings.init_from is None:
+        return None
     found = find_weights(settings.init_from, settings.START, which="ema", choose="newest")
-    theirs, mine = spec_in(found.manifest, found.place).shape, settings.net.shape()
-    if replace(theirs, dropout=mine.dropout, checkpoint=mine.checkpoint) == mine:
+    return spec_in(found.manifest, found.place)
+
+
+def sized(settings: TeacherSettings, start: VelocitySpec | None) -> TeacherSettings:
+    """The settings with the sizes of the network they start from, where they say nothing of the network."""
+    if start is None:
         return settings
-    return replace(settings, net=NetSettings(**net_words(theirs)))
+    mine, usual = settings.net, NetSettings()
+    if start.decoder is not None:
+        if replace(mine, dropout=usual.dropout, checkpoint=usual.checkpoint) != usual:
+            raise UserError(f"{settings.init_from} is a decoder, which has sizes of its own: leave out net.*")
+        return settings
+    if mine != usual or replace(start.shape, dropout=mine.dropout, checkpoint=mine.checkpoint) == mine.shape():
+        return settings
+    return replace(settings, net=NetSettings(**net_words(start.shape)))
 
 
-def spec_for(settings: TeacherSettings, rows: TokenRows, method: ManyStep) -> VelocitySpec:
-    """The network these settings ask for on these rows."""
-    return VelocitySpec(
+def spec_for(
+    settings: TeacherSettings, rows: TokenRows, method: ManyStep, start: VelocitySpec | None = None
+) -> VelocitySpec:
+    """The network these settings ask for on these rows; one that starts from a decoder is a decoder like it."""
+    spec = VelocitySpec(
         shape=settings.net.shape(),
         vocab=rows.vocab_size,
         source=settings.source,
@@ -80,6 +96,10 @@ def spec_for(settings: TeacherSettings, rows: TokenRows, method: ManyStep) -> Ve
         prompted=rows.prompted,
         **method.words(settings),
     )
+    if start is None or start.decoder is None:
+        return spec
+    shape = replace(start.shape, checkpoint=settings.net.checkpoint)
+    return replace(spec, shape=shape, shift=start.shift, decoder=told_decoder(start.decoder, spec.time))
 
 
 def record_for(settings: TeacherSettings, spec: VelocitySpec, method: ManyStep) -> Record:
@@ -111,8 +131,8 @@ def start_from(task: TeacherTask, spec: VelocitySpec, path: Path) -> None:
         flags = " ".join(f"--net.{name} {value}" for name, value in theirs.items() if value != mine[name])
         raise UserError(f"{path} has a network of another size: add {flags} to start from it")
     try:
-        task.model.load_state_dict(other.net.state_dict())
-    except RuntimeError:
+        fill(task.model, other.net.state_dict())
+    except ValueError:
         raise UserError(f"{path} has a network of another kind: start from one that is told the same") from None
 
 

@@ -32,11 +32,12 @@ class Auxiliary:
         """`spec` is the student's: what it is told, the auxiliary is told too."""
         self.own, self.loop = own, settings.loop
         shape = replace(teacher.spec.shape, dropout=spec.shape.dropout, checkpoint=settings.checkpoint)
-        self.spec = replace(teacher.spec, shape=shape, step_size=spec.step_size or teacher.spec.step_size)
+        told_h = spec.step_size or teacher.spec.step_size
+        self.spec = replace(teacher.spec, shape=shape, step_size=told_h, decoder=spec.decoder)
         torch.manual_seed(self.loop.seed)  # the same new weights as the student's, where h is new to both
         self.net = self.spec.network()
-        known, where = teacher.spec.step_size, str(teacher.checkpoint)
-        start_from(self.net, teacher.net.state_dict(), self.spec, step_size=known, fit=True, where=where)
+        of_student, where = teacher.spec.step_size, str(teacher.checkpoint)
+        start_from(self.net, teacher.net.state_dict(), self.spec, step_size=of_student, fit=True, where=where)
 
     def bind(self, context: Context) -> None:
         """Move to the device, compile where the student is compiled, and make the optimiser."""

@@ -96,7 +96,7 @@ class MatchingTask(StudentTask):
         places = numbers[:own] % self.settings.loop.batch
         k[:own], j[:own], goes = self.running.next(places, k[:own], j[:own])
         t, h = self.times.levels.draw(kinds == CHAIN, steps, step)
-        t[:matched], h[:matched] = j.double() / k, 1.0 / k.double()
+        t[:matched], h[:matched] = self.times.passes.times(k, j)
         found = self.noised(batch.tokens, batch.rows, numbers, order, t, h, large, 0, batch.given)
         going, where, t, h = send([goes.nonzero()[:, 0], places[goes], t[:matched], h[:matched]], found.x_t)
         found.x_t[going], known = self.running.at(where)

@@ -17,10 +17,14 @@ OWN, DATA, CHAIN, FLOOR = range(4)
 
 @dataclass(frozen=True)
 class Passes:
-    """A number of passes k by its weight, and one of them, j = 0 … k − 1, all alike: t_a = j/k, h = 1/k."""
+    """A number of passes k by its weight, and one of them, j = 0 … k − 1, all alike.
+
+    t_a = 1 − (1 − j/k)^b,  h up to the next pass;  b = `power` 1 are equal steps h = 1/k, above it a late grid
+    """
 
     counts: tuple[int, ...]
     weights: tuple[float, ...]
+    power: float = 1.0
 
     def __post_init__(self) -> None:
         if not self.counts or min(self.counts) < 1:
@@ -36,6 +40,13 @@ class Passes:
         last = max(i for i, weight in enumerate(self.weights) if weight > 0)
         k = torch.tensor(self.counts)[which.clamp(max=last)]
         return k, (u[:, 1] * k).to(torch.int64)
+
+    def times(self, k: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
+        """t_a [n] and h [n], float64, of pass j [n] of k [n]."""
+        if self.power == 1.0:
+            return j.double() / k, 1.0 / k.double()
+        left, then = 1.0 - j.double() / k, 1.0 - (j + 1).double() / k
+        return 1.0 - left**self.power, left**self.power - then**self.power
 
 
 @dataclass(frozen=True)
@@ -77,4 +88,5 @@ class MatchedTimes:
         """t [B] and h [B], float64: of k passes where `large`, else the smallest step's."""
         k, j = self.passes.draw(noise.select(torch.arange(len(large))))
         t, h = self.levels.draw(torch.zeros_like(large), noise, step)
-        return torch.where(large, j.double() / k, t), torch.where(large, 1.0 / k.double(), h)
+        t_a, long = self.passes.times(k, j)
+        return torch.where(large, t_a, t), torch.where(large, long, h)

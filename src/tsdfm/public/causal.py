@@ -1,0 +1,181 @@
+"""A causal language model as the start of a flow model.
+
+A causal model of the Llama family, without its mask, is our decoder; a condition that starts at zero tells it the time.
+Training makes a flow model of it far sooner than of fresh weights (docs/log.md). A causal model speaks at position i of
+the token i + 1, so the network is one whose answers are shifted by one.
+
+The flow model has the vocabulary of a tokens folder. A token that the causal model has too takes its rows. Any other is
+spelled in the causal model's tokens, the longest first: its embedding is their mean, and its row of the head is that of
+the first one, which is what a causal model would say next. End-of-text is the token that starts the model's texts, and
+[MASK] the mean of all.
+
+    names of Llama, Qwen2 and Qwen3 (config.json, tokenizer.json), or of a storyteller (`corpus.storyteller`)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tsdfm.corpus.storyteller import START, Storyteller, storyteller_in
+from tsdfm.corpus.storyteller import WEIGHTS as STORYTELLER
+from tsdfm.errors import UserError
+from tsdfm.nn.decoder import CONDITION, DecoderShape
+from tsdfm.nn.network import fill
+from tsdfm.nn.settings import Shape
+from tsdfm.nn.velocity import VelocitySpec
+from tsdfm.public.decoders import FAMILIES, check_plain, shape_of, theirs_of
+from tsdfm.public.layouts import EMBEDDING, HEAD
+from tsdfm.public.tensors import PublicTensors, open_tensors, read_config
+from tsdfm.store.files import read_json
+from tsdfm.tokens.bpe import byte_symbols
+from tsdfm.tokens.rows import TokenRows
+from tsdfm.tokens.tokenizer import FILE
+
+NAMES = FAMILIES["dream"]  # Qwen2's names, which are Llama's and Qwen3's too
+RAW_BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # a byte, in tokenizers that write a space as ▁
+
+
+@dataclass(frozen=True)
+class Causal:
+    """A causal model: its sizes, its tensors under our names, its tokens by their bytes, and where it is from."""
+
+    shape: DecoderShape
+    weights: dict[str, Tensor]
+    ids: Mapping[bytes, int]
+    start: int
+    origin: dict[str, Any]
+
+    def rows_for(self, pieces: Sequence[bytes]) -> tuple[Tensor, Tensor]:
+        """Rows [V, D] of the embedding and of the head for tokens of these bytes; one without any is end-of-text."""
+        spelled = [self.spell(piece) for piece in pieces]
+        embedding = torch.stack([self.weights[EMBEDDING][ids].mean(0) for ids in spelled])
+        return embedding, self.weights[HEAD][[ids[0] for ids in spelled]]
+
+    def spell(self, piece: bytes) -> list[int]:
+        """The model's tokens of some bytes, always the longest that fits; bytes it has no token for are left out."""
+        found, at = list[int](), 0
+        while at < len(piece):
+            end = next((end for end in range(len(piece), at, -1) if piece[at:end] in self.ids), at + 1)
+            found += [self.ids[piece[at:end]]] if piece[at:end] in self.ids else []
+            at = end
+        return found or [self.start]
+
+
+def is_causal(source: Path) -> bool:
+    """Is it a storyteller, or a folder whose config names a causal model of Llama's or Qwen's make?"""
+    if (source / STORYTELLER).is_file():
+        return True
+    if not (source / "config.json").is_file():
+        return False
+    named = read_config(source).get("architectures")
+    known = {"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+    return isinstance(named, list) and any(word in known for word in named)
+
+
+def start_for(source: Path, tokens: Path, noise: str) -> tuple[VelocitySpec, dict[str, Tensor], dict[str, Any]]:
+    """The network of a flow model on the rows of `tokens` from noise `uniform` or `mask`, its weights, its origin."""
+    rows, causal = TokenRows(tokens, "train"), read_causal(source)
+    sizes = causal.shape
+    spec = VelocitySpec(
+        shape=Shape(
+            **{name: getattr(sizes, name) for name in ("width", "depth", "heads", "cond", "hidden")},
+            dropout=0.0,
+            checkpoint=False,
+        ),
+        vocab=rows.vocab_size,
+        source=noise,
+        schedule="poly:1",
+        length=rows.length,
+        anchor=rows.anchor,
+        tokenizer=rows.fingerprint,
+        shift=True,
+        decoder=sizes,
+    )
+    embedding, head = causal.rows_for(rows.tokenizer.pieces)
+    more = spec.flow_source().tokens - rows.vocab_size  # a row for [MASK], where there is one
+    embedding = torch.cat([embedding, embedding.mean(0, keepdim=True).expand(more, -1)])
+    torch.manual_seed(0)  # of the new weights, which do nothing at first
+    net = spec.network()
+    fill(net, {**causal.weights, EMBEDDING: embedding, HEAD: head})
+    return spec, net.state_dict(), causal.origin
+
+
+def read_causal(source: Path) -> Causal:
+    """The causal model in a folder."""
+    if (source / STORYTELLER).is_file():
+        return from_storyteller(storyteller_in(source))
+    return from_llama(open_tensors(source), read_config(source), source)
+
+
+def from_storyteller(teller: Storyteller) -> Causal:
+    """A storyteller; its rotary positions turn adjacent pairs of numbers, ours the two halves of a head."""
+    w, sizes = teller.weights, teller.sizes
+    width, heads = sizes["dim"], sizes["heads"]
+    halves = torch.arange(width).view(heads, -1, 2).transpose(1, 2).flatten()
+    shape = DecoderShape(
+        width=width, depth=sizes["layers"], heads=heads, kv_heads=heads, head=width // heads, hidden=w["w1"].shape[1],
+        eps=1e-5, cond=CONDITION,
+    )  # fmt: skip
+    weights = {EMBEDDING: w["embedding"], HEAD: w["embedding"], "norm.weight": w["final_norm"]}
+    names = {"out": "wo", "v": "wv", "gate": "w1", "up": "w3", "down": "w2"}
+    names |= {"norm_1": "attention_norm", "norm_2": "ffn_norm"}
+    for i in range(shape.depth):
+        weights |= {f"blocks.{i}.{ours}.weight": w[theirs][i] for ours, theirs in names.items()}
+        weights |= {f"blocks.{i}.{ours}.weight": w[f"w{ours}"][i][halves] for ours in ("q", "k")}
+    origin = {"source": "storyteller", "layout": "causal", "files": {STORYTELLER: teller.sha256}}
+    return Causal(shape, weights, teller.vocabulary.ids, START, origin)
+
+
+def from_llama(tensors: PublicTensors, config: Mapping[str, Any], folder: Path) -> Causal:
+    """A model with the names of Llama, Qwen2 or Qwen3."""
+    check_plain(config)
+    shape = shape_of(NAMES, tensors.shapes, {**config, "block_size": None})
+    shape = DecoderShape(**{**vars(shape), "cond": CONDITION})
+    tied = f"{NAMES.head}.weight" not in tensors.shapes
+    start = next((config[key] for key in ("bos_token_id", "eos_token_id") if isinstance(config.get(key), int)), None)
+    if start is None:
+        raise UserError("config.json says neither bos_token_id nor eos_token_id, with which texts start: fetch it too")
+    ours = [EMBEDDING, HEAD, "norm.weight", *block_names(shape)]
+    table = {name: theirs_of(name, NAMES, tied) for name in ours}
+    wrong = sorted(set(table.values()) ^ {n for n in tensors.shapes if not n.endswith("rotary_emb.inv_freq")})
+    if wrong:
+        what = "is missing" if wrong[0] not in tensors.shapes else "has no place in it"
+        raise UserError(f"{folder} is no causal model of Llama's or Qwen's make: {wrong[0]} {what}")
+    weights = {name: tensors.get(theirs, dtype=torch.float32) for name, theirs in table.items()}
+    origin = {"source": folder.name, "layout": "causal", "files": tensors.sha256()}
+    return Causal(shape, weights, bytes_of(folder), start, origin)
+
+
+def block_names(shape: DecoderShape) -> list[str]:
+    """The names of the tensors in the blocks of a decoder that is told nothing."""
+    parts = [f"{part}.weight" for part in ("norm_1", "norm_2", "q", "k", "v", "out", "gate", "up", "down")]
+    parts += [f"{part}.bias" for part in ("q", "k", "v")] if shape.biases else []
+    parts += [f"{part}.weight" for part in ("q_norm", "k_norm")] if shape.head_norms else []
+    return [f"blocks.{i}.{part}" for i in range(shape.depth) for part in parts]
+
+
+def bytes_of(folder: Path) -> dict[bytes, int]:
+    """The tokens of a tokenizer.json by their bytes: written in byte symbols, or with ▁ for a space."""
+    if not (folder / FILE).is_file():
+        raise UserError(f"no {FILE} in {folder}: fetch the model's tokenizer too")
+    file, symbols = read_json(folder / FILE), byte_symbols()
+    vocab = file.get("model", {}).get("vocab") if isinstance(file.get("model"), dict) else None
+    if not isinstance(vocab, dict):
+        raise UserError(f"{folder / FILE} has no table of tokens: it is of no byte-pair tokenizer")
+    by_symbols = not any("▁" in token for token in vocab)
+    found = dict[bytes, int]()
+    for token, i in vocab.items():
+        if by_symbols and symbols.keys() >= {*token}:
+            found[bytes(symbols[c] for c in token)] = i
+        elif not by_symbols:
+            raw = RAW_BYTE.fullmatch(token)
+            piece = bytes([int(raw[1], 16)]) if raw else token.replace("▁", " ").encode()
+            found[piece] = found[piece] if raw and piece in found else i
+    return found

@@ -1,0 +1,291 @@
+"""A causal model as the start of a flow model: the same network to the digit, then trained, distilled and shipped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tests.judges.test_storyteller import write_storyteller
+from tests.public.test_decoders import BPE_ENGINE, END, ROWS, THEIRS, config_of, module
+from torch import Tensor
+
+import tsdfm
+from tsdfm.cli import main
+from tsdfm.compass.model import load_compass
+from tsdfm.compass.network import spec_from, start_from_teacher
+from tsdfm.compass.run import sizes
+from tsdfm.compass.settings import CompassNet, CompassSettings
+from tsdfm.corpus.storyteller import START, storyteller_in
+from tsdfm.errors import UserError
+from tsdfm.nn.decoder import Decoder
+from tsdfm.nn.velocity import Velocity, VelocitySpec, load_velocity
+from tsdfm.public.causal import Causal, read_causal, start_for
+from tsdfm.public.layouts import EMBEDDING, HEAD
+from tsdfm.tokens.rows import TokenRows
+
+CAUSAL = {"Llama": "llada", "Qwen2": "dream", "Qwen3": "sdar"}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A storyteller, and tokens of stories."""
+    home = tmp_path_factory.mktemp("causal")
+    write_storyteller(home / "teller")
+    corpus = ["--name", "world:small", "--limit", "120", "--valid", "0.1", "--out", str(home / "corpus")]
+    assert main(["corpus", *corpus]) == 0
+    words = ["--vocab-size", "400", "--length", "48", "--layout", "document", "--workers", "1"]
+    assert main(["tokens", "--corpus", str(home / "corpus"), *words, "--out", str(home / "tokens")]) == 0
+    return home
+
+
+def write_causal(make: str, folder: Path) -> Any:
+    """A folder as the hub would give it; a Qwen3 has its head tied to its embedding."""
+    folder.mkdir()
+    theirs, kind = module(CAUSAL[make]), CAUSAL[make]
+    state = {name: tensor.clone() for name, tensor in theirs.state_dict().items()}
+    if THEIRS[kind][1].get("tie_word_embeddings"):
+        del state["lm_head.weight"]
+    save_file(state, folder / "model.safetensors")
+    config = theirs.config.to_dict() | {"architectures": [f"{make}ForCausalLM"], "eos_token_id": END}
+    config |= {"rope_theta": THEIRS[kind][1]["theta"], "bos_token_id": None}
+    config = {name: value for name, value in config.items() if name in {*config_of("dream"), "architectures"}}
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
+    BPE_ENGINE.save(str(folder / "tokenizer.json"))
+    return theirs
+
+
+def masked_again(causal: Causal, tokens: Tensor) -> Tensor:
+    """Logits of the decoder with blocks of one, in which a position sees itself and those before it."""
+    rows = len(causal.weights[EMBEDDING])
+    net = Decoder(replace(causal.shape, block=1, cond=0), vocab=rows, tokens=rows).eval()
+    net.load_state_dict(causal.weights)
+    with torch.no_grad():
+        out: Tensor = net(tokens, torch.zeros(len(tokens)))
+    return out
+
+
+def test_a_storyteller_is_the_same_network(home: Path) -> None:
+    teller = storyteller_in(home / "teller")
+    tokens = torch.tensor([[START, 260, 265, 261, 262, 264]])
+    want = teller.hidden(tokens) @ teller.weights["embedding"].T
+    torch.testing.assert_close(masked_again(read_causal(home / "teller"), tokens), want, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("make", CAUSAL)
+def test_a_public_causal_model_is_the_same_network(make: str, tmp_path: Path) -> None:
+    theirs = write_causal(make, tmp_path / "model")
+    tokens = torch.randint(ROWS, (3, 16), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        want = theirs(tokens).logits
+    torch.testing.assert_close(masked_again(read_causal(tmp_path / "model"), tokens), want, atol=1e-5, rtol=1e-5)
+
+
+def test_rows_of_tokens() -> None:
+    """Tokens that both have take its rows; others are spelled, the longest first; one without bytes starts a text."""
+    table = torch.eye(5)
+    ids = {b"a": 0, b"ab": 1, b" ": 2, b"c": 3}
+    causal = Causal(None, {EMBEDDING: table, HEAD: 2 * table}, ids, 4, {})  # type: ignore[arg-type]
+    assert [causal.spell(piece) for piece in (b"ab", b"abc", b" ca", b"", b"xa", b"x")] == [
+        [1], [1, 3], [2, 3, 0], [4], [0], [4],
+    ]  # fmt: skip
+    embedding, head = causal.rows_for([b"abc", b""])
+    assert torch.equal(embedding, torch.tensor([[0, 0.5, 0, 0.5, 0], [0, 0, 0, 0, 1]]))
+    assert torch.equal(head, torch.tensor([[0, 2.0, 0, 0, 0], [0, 0, 0, 0, 2]]))
+
+
+@pytest.mark.parametrize("noise", ["uniform", "mask"])
+def test_what_a_start_is(home: Path, noise: str) -> None:
+    rows = TokenRows(home / "tokens", "train")
+    spec, weights, _ = start_for(home / "teller", home / "tokens", noise)
+    assert (spec.vocab, spec.length, spec.anchor, spec.shift, spec.time) == (rows.vocab_size, 48, 1, True, True)
+    known = read_causal(home / "teller").rows_for(rows.tokenizer.pieces)[0]
+    assert torch.equal(weights[EMBEDDING][: rows.vocab_size], known)
+    if noise == "mask":
+        torch.testing.assert_close(weights[EMBEDDING][-1], known.mean(0))
+    assert len(weights[EMBEDDING]) == rows.vocab_size + (noise == "mask")
+    net = spec.network()
+    net.load_state_dict(weights)
+    x = torch.from_numpy(rows.take([0, 1]).astype("int64"))
+    with torch.no_grad():
+        early, late = net(x, torch.tensor([0.1, 0.1])), net(x, torch.tensor([0.9, 0.9]))
+    assert torch.equal(early, late)  # it is not told the time yet: the maps of the condition are zero
+
+
+SMALL = ["--loop.device", "cpu", "--loop.batch", "8", "--eval-rows", "8", "--eval-times", "2", "--optim.warmup", "1"]
+
+
+@pytest.mark.parametrize("noise", ["uniform", "mask"])
+def test_from_a_storyteller_to_a_shipped_student(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noise: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tokens = ["--tokens", str(home / "tokens")]
+    assert main(["import", str(home / "teller"), *tokens, "--noise", noise, "--out", "start"]) == 0
+    words = [*tokens, "--init-from", "start", "--source", noise, *SMALL, "--optim.lr", "0.01", "--optim.ema", "0.5"]
+    assert main(["teacher", *words, "--loop.steps", "12", "--loop.log-every", "1", "--out", "teacher"]) == 0
+    losses = [json.loads(line)["loss"] for line in Path("teacher/metrics.jsonl").read_text().splitlines()[:12]]
+    assert sum(losses[-4:]) < 0.8 * sum(losses[:4])  # it learns
+    teacher = load_velocity("teacher")
+    assert teacher.spec.decoder is not None
+    assert teacher.spec.decoder.cond
+    student = [*tokens, "--init-from", "teacher", *SMALL, "--loop.steps", "3"]
+    assert main(["student", *student, "--fresh", "fit", "--out", "few"]) == 0
+    assert main(["train", "idlm", *student, "--step-size", "--auxiliary.alone", "1", "--out", "matched"]) == 0
+    words = [*tokens, "--teacher", "teacher", "--init", "teacher", *SMALL[:4], "--loop.steps", "2", "--negatives", "2"]
+    assert main(["compass", *words, "--eval-rows", "4", "--out", "compass"]) == 0
+    navigated = [*tokens, "--init-from", "few", "--compass", "compass", *SMALL, "--loop.steps", "2"]
+    assert main(["train", "ts-dfm", *navigated, "--out", "shaped"]) == 0
+    for run in ("few", "matched", "shaped"):
+        found = load_velocity(run).spec
+        assert (found.step_size, found.shift) == (True, True)
+        made = tsdfm.load(run, "cpu").sample(n=2, steps=2, seed=0)
+        assert made.tokens.shape == (2, 48)
+    members = ["--teacher", "teacher", "--compass", "compass"]
+    assert main(["ship", "few", *members, "--name", "mine", "--out", "mine"]) == 0
+    assert load_compass("mine").spec == load_compass("compass").spec
+    for role, run in {"student": "few", "teacher": "teacher"}.items():
+        packed, plain = load_velocity(f"mine/{role}"), load_velocity(run)
+        assert packed.spec == plain.spec
+        x = torch.full((1, 48), 5)
+        told = plain.spec.told(torch.tensor([0.5]), torch.tensor([0.25]))
+        torch.testing.assert_close(packed.net(x, *told), plain.net(x, *told), atol=0.3, rtol=0.05)
+
+
+def test_a_compass_takes_over_a_decoders_blocks(home: Path) -> None:
+    spec, weights, _ = start_for(home / "teller", home / "tokens", "uniform")
+    teacher = Velocity(spec, spec.network(), spec.flow_source(), spec.flow_schedule())
+    teacher.net.load_state_dict(weights)
+    shape, decoder = sizes(CompassSettings(tokens=Path("a"), teacher=Path("b"), out=Path("c"), init="teacher"), spec)
+    net = spec_from(spec, shape, "nce", decoder).network()
+    start_from_teacher(net, teacher)
+    assert (shape.depth, len(net.blocks)) == (1, 1)  # half of two
+    for name, weight in net.blocks[0].state_dict().items():
+        assert torch.equal(weight, weights[f"blocks.0.{name}"]), name
+    assert torch.equal(net.embedding.weight, weights[EMBEDDING])
+    wide = CompassSettings(tokens=Path("a"), teacher=Path("b"), out=Path("c"), init="teacher", net=CompassNet(width=64))
+    with pytest.raises(UserError, match=r"leave out net\.\* but net\.depth"):
+        sizes(wide, spec)
+
+
+def test_a_student_of_a_decoder_begins_as_its_teacher(home: Path, tmp_path: Path) -> None:
+    """Also of one that was told nothing: a public LLaDA, whose student is told h."""
+    from tests.public.test_decoders import write_decoder
+
+    from tsdfm.distil.run import spec_for
+    from tsdfm.distil.start import start_from
+    from tsdfm.methods.fs_dfm import METHOD, FSDFMSettings
+
+    settings = FSDFMSettings(tokens=Path("a"), init_from=Path("b"), out=Path("c"))
+    write_decoder("llada", tmp_path / "public")
+    told, weights, _ = start_for(home / "teller", home / "tokens", "uniform")
+    told = replace(told, method="dfm")
+    untold = tsdfm.load(tmp_path / "public", "cpu").velocity
+    for spec, state in ((told, weights), (untold.spec, untold.net.state_dict())):
+        found = spec_for(settings, replace(spec, logits="plain"), METHOD)
+        assert found.decoder is not None
+        assert found.decoder.cond
+        torch.manual_seed(0)
+        student, teacher = found.network().eval(), spec.network().eval()
+        teacher.load_state_dict(state)
+        start_from(student, dict(state), spec, step_size=False, fit=True, where="here")
+        x = torch.randint(200, (2, 8), generator=torch.Generator().manual_seed(1))
+        t, h = torch.tensor([0.25, 0.75]), torch.tensor([0.125, 0.5])
+        with torch.no_grad():
+            torch.testing.assert_close(student(x, *found.told(t, h)), teacher(x, *spec.told(t, h)))
+
+
+def test_a_pipeline_starts_from_a_causal_model(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = f"""
+sources = ["uniform", "mask"]
+[corpus]
+name = "world:small"
+limit = 120
+valid = 0.1
+[tokens]
+length = 48
+layout = "document"
+[start]
+source = "{home / "teller"}"
+[models.teacher]
+method = "dfm"
+init_from = "start"
+loop.steps = 2
+loop.device = "cpu"
+eval_rows = 4
+eval_times = 1
+"""
+    Path("r.toml").write_text(recipe)
+    assert main(["pipeline", "r.toml", "--out", "all"]) == 0
+    for source in ("uniform", "mask"):
+        spec = load_velocity(f"all/teacher-{source}").spec
+        assert spec.source == source
+        assert spec.decoder is not None
+        manifest = json.loads(Path(f"all/teacher-{source}/manifest.json").read_text())
+        assert Path(manifest["inputs"]["init_from"]["path"]).name == f"start-{source}"
+    before = Path("all/start-mask/manifest.json").stat().st_mtime_ns
+    assert main(["pipeline", "r.toml", "--out", "all"]) == 0
+    assert Path("all/start-mask/manifest.json").stat().st_mtime_ns == before
+
+
+def without(*names: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k not in names}))
+
+    return change
+
+
+def no_names(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text('{"model": {"type": "Unigram", "vocab": [["a", 0]]}}')
+
+
+def other_tensors(folder: Path) -> None:
+    from safetensors.torch import load_file
+
+    state = load_file(folder / "model.safetensors")
+    save_file({**state, "model.more.weight": torch.ones(1)}, folder / "model.safetensors")
+
+
+REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
+    "no start": (without("eos_token_id", "bos_token_id"), "with which texts start"),
+    "no architecture": (without("architectures"), "none that is known"),
+    "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "fetch the model's tokenizer"),
+    "another tokenizer": (no_names, "no table of tokens"),
+    "more tensors": (other_tensors, "model.more.weight has no place"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusals(case: str, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_causal("Qwen2", tmp_path / "model")
+    change, said = REFUSED[case]
+    change(tmp_path / "model")
+    words = ["--tokens", str(home / "tokens"), "--out", str(tmp_path / "run")]
+    assert main(["import", str(tmp_path / "model"), *words]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_sizes_of_a_decoder_are_its_own(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--tokens", str(home / "tokens")]
+    assert main(["import", str(home / "teller"), *words, "--out", str(tmp_path / "start")]) == 0
+    words += ["--init-from", str(tmp_path / "start"), "--net.width", "64", "--out", str(tmp_path / "run")]
+    assert main(["teacher", *words]) == 2
+    assert "leave out net.*" in capsys.readouterr().err
+
+
+def test_specs_of_old_have_no_condition(home: Path) -> None:
+    """What a manifest of before says of a decoder is read as before."""
+    spec, _, _ = start_for(home / "teller", home / "tokens", "uniform")
+    plain = spec.plain()
+    del plain["decoder"]["cond"]
+    from tsdfm.settings import build
+
+    assert build(VelocitySpec, plain, "model").decoder.cond == 0  # type: ignore[union-attr]
