@@ -290,6 +290,33 @@ def test_a_bad_decoder_is_refused(case: str, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("kind", ["llada", "dream"])
+def test_a_decoder_is_trained_on_and_distilled(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_decoder(kind, tmp_path / "public")
+    assert main(["import", "public", "--out", "model"]) == 0
+    assert main(["corpus", "--name", "world:small", "--limit", "40", "--valid", "0.2", "--out", "corpus"]) == 0
+    words = ["--tokenizer-files", "model", "--length", str(LENGTH), "--workers", "1"]
+    assert main(["tokens", "--corpus", "corpus", *words, "--out", "tokens"]) == 0
+    small = ["--tokens", "tokens", "--init-from", "model", "--loop.device", "cpu", "--loop.steps", "3"]
+    small += ["--loop.batch", "8", "--optim.warmup", "1", "--optim.ema", "0.9"]
+    source = ["--source", "mask"]
+    for method, more in {
+        kind: source,
+        "sdtt": ["--round", "2"],
+        "fs-dfm": [],
+        "idlm": ["--auxiliary.alone", "1"],
+    }.items():
+        assert main(["train", method, *small, *more, "--out", method]) == 0, method
+        before, after = load_velocity("model"), load_velocity(method, which="model")
+        assert after.spec.decoder is not None
+        assert bool(after.spec.decoder.cond) == after.spec.step_size  # what is told nothing new stays as it is
+        moved = [n for n, w in before.net.state_dict().items() if not torch.equal(w, after.net.state_dict()[n])]
+        assert len(moved) > 10, method
+        made = tsdfm.load(method, "cpu").sample(n=2, steps=2, seed=0).tokens
+        assert int(made.max()) < after.spec.vocab
+
+
 def test_the_public_sizes() -> None:
     """The numbers of weights of the real files, on no device."""
     from tsdfm.nn.ddit import parameters
