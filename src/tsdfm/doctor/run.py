@@ -17,7 +17,7 @@ from tsdfm.compass.network import EnergyNet
 from tsdfm.compass.settings import CompassSettings
 from tsdfm.doctor.settings import DoctorSettings
 from tsdfm.engine.distributed import gpu_does_not_start
-from tsdfm.nn import DDiT, Shape, flops_per_token, parameters
+from tsdfm.nn import DDiT, NetSettings, Shape, flops_per_token, parameters
 from tsdfm.nn.layers import without_weights
 from tsdfm.pipeline.plan import make_plan
 from tsdfm.recipes import read_recipe
@@ -123,7 +123,13 @@ def needs(recipe: str) -> dict[str, str]:
     trained = {kind(m.method): m.settings for m in reversed(plan.models) if m.trained}
     vocab = {"gpt2": 50257, "byte": 257, "bpe": tokens.vocab_size}[tokens.tokenizer]
     length, found = tokens.length, dict[str, str]()
-    if teacher := trained.get("teacher"):
+    teacher = trained.get("teacher")
+    if teacher and teacher.init_from is not None and teacher.net == NetSettings():
+        found = {
+            "network": f"that of {teacher.init_from.name}, its start; |V| = {vocab}, length {length}",
+            "tokens per step": f"{teacher.loop.batch * length:,}",
+        }
+    elif teacher:
         shape, loop = teacher.net.shape(), teacher.loop
         micro, rows = loop.micro or loop.batch, vocab + (teacher.source == "mask")
         with without_weights():
