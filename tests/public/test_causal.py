@@ -25,7 +25,7 @@ from tsdfm.corpus.storyteller import START, storyteller_in
 from tsdfm.errors import UserError
 from tsdfm.nn.decoder import Decoder
 from tsdfm.nn.velocity import Velocity, VelocitySpec, load_velocity
-from tsdfm.public.causal import Causal, read_causal, start_for
+from tsdfm.public.causal import Causal, bytes_of, read_causal, start_for
 from tsdfm.public.layouts import EMBEDDING, HEAD
 from tsdfm.tokens.rows import TokenRows
 
@@ -242,6 +242,28 @@ def without(*names: str) -> Callable[[Path], None]:
     return change
 
 
+def changed(**words: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, **words}))
+
+    return change
+
+
+def cut(folder: Path) -> None:
+    from safetensors.torch import load_file
+
+    state = load_file(folder / "model.safetensors")
+    name = "model.layers.1.self_attn.k_proj.weight"
+    save_file({**state, name: state[name][:8].clone()}, folder / "model.safetensors")
+
+
+def changed_tokens(folder: Path) -> None:
+    file = json.loads((folder / "tokenizer.json").read_text())
+    file["model"]["vocab"]["zz"] = ROWS
+    (folder / "tokenizer.json").write_text(json.dumps(file))
+
+
 def no_names(folder: Path) -> None:
     (folder / "tokenizer.json").write_text('{"model": {"type": "Unigram", "vocab": [["a", 0]]}}')
 
@@ -254,11 +276,14 @@ def other_tensors(folder: Path) -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
-    "no start": (without("eos_token_id", "bos_token_id"), "with which texts start"),
-    "no architecture": (without("architectures"), "none that is known"),
+    "no start": (without("eos_token_id", "bos_token_id"), "does not say eos_token_id"),
+    "start beyond": (changed(bos_token_id=ROWS), "has 320 rows"),
+    "no architecture": (without("architectures"), "is no causal model"),
+    "cut": (cut, "self_attn.k_proj.weight is (8, 32) and should be (16, 32)"),
+    "tokens beyond": (changed_tokens, "beyond the 320 rows"),
     "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "fetch the model's tokenizer"),
     "another tokenizer": (no_names, "no table of tokens"),
-    "more tensors": (other_tensors, "model.more.weight has no place"),
+    "more tensors": (other_tensors, "model.more.weight is (1,) and should be not there"),
 }
 
 
@@ -273,12 +298,78 @@ def test_refusals(case: str, home: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert not (tmp_path / "run").exists()
 
 
+IGNORED = {
+    "kind": (["--tokens", "TOKENS", "--kind", "mdlm"], "--kind is not for a causal model"),
+    "length": (["--tokens", "TOKENS", "--length", "9"], "--length is not for a causal model"),
+    "revision": (["--tokens", "TOKENS", "--revision", "main"], "leave it out"),
+    "noise": (["--noise", "mask"], "give --tokens too"),
+    "no tokens": ([], "--tokens FOLDER makes it the start"),
+}
+
+
+@pytest.mark.parametrize("case", IGNORED)
+def test_no_word_is_ignored(case: str, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given, said = IGNORED[case]
+    words = [str(home / "tokens") if word == "TOKENS" else word for word in given]
+    assert main(["import", str(home / "teller"), *words, "--out", str(tmp_path / "run")]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+IN_RECIPES = {
+    "missing": ('[start]\nsource = "nothere"', "no file or folder at nothere"),
+    "no causal model": ('[start]\nsource = "."', "is no causal model"),
+    "noise": ('[start]\nsource = "TELLER"\nnoise = "mask"', "start.noise follows from the recipe"),
+    "name": ('[start]\nsource = "TELLER"\n[models.start]\nmethod = "dfm"', "call the model of that name"),
+}
+
+
+@pytest.mark.parametrize("case", IN_RECIPES)
+def test_a_recipe_is_refused_before_it_begins(
+    case: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text, said = IN_RECIPES[case]
+    rest = '[corpus]\nname = "world:small"\nlimit = 9\n[tokens]\nlength = 48\n[models.teacher]\nmethod = "dfm"\n'
+    Path("r.toml").write_text(rest + text.replace("TELLER", str(home / "teller")))
+    assert main(["pipeline", "r.toml", "--out", "all"]) == 2
+    assert said in capsys.readouterr().err
+    assert not Path("all").exists()
+
+
+def test_tokens_by_their_bytes(tmp_path: Path) -> None:
+    """▁ inside some token of a byte-level file does not make it one that writes spaces so."""
+    byte_level = {"Ġ": 0, "Ġa": 1, "<begin▁of>": 2, "b": 3}
+    spaced = {"▁": 0, "▁a": 1, "<0x62>": 2, "b": 3, "<0x0A>": 4}
+    for vocab, want in (
+        (byte_level, {b" ": 0, b" a": 1, b"b": 3}),
+        (spaced, {b" ": 0, b" a": 1, b"b": 3, b"\n": 4}),
+    ):
+        (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}}))
+        assert bytes_of(tmp_path) == want
+
+
+def test_matching_a_decoder_of_another_size(home: Path) -> None:
+    """The auxiliary is like the teacher, whatever the student is."""
+    from tsdfm.distil.matching.auxiliary import Auxiliary
+    from tsdfm.methods.idlm import IDLMSettings
+
+    small, _, _ = start_for(home / "teller", home / "tokens", "uniform")
+    assert small.decoder is not None
+    large = replace(small, decoder=replace(small.decoder, hidden=20), shape=replace(small.shape, hidden=20))
+    teacher = Velocity(large, large.network(), large.flow_source(), large.flow_schedule())
+    settings = IDLMSettings(tokens=Path("a"), init_from=Path("b"), out=Path("c"))
+    made = Auxiliary(settings.auxiliary, settings, replace(small, step_size=True), teacher)
+    assert made.spec.decoder == large.decoder
+    assert made.spec.step_size
+
+
 def test_sizes_of_a_decoder_are_its_own(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--tokens", str(home / "tokens")]
     assert main(["import", str(home / "teller"), *words, "--out", str(tmp_path / "start")]) == 0
     words += ["--init-from", str(tmp_path / "start"), "--net.width", "64", "--out", str(tmp_path / "run")]
     assert main(["teacher", *words]) == 2
-    assert "leave out net.*" in capsys.readouterr().err
+    assert "leave out net.* but net.checkpoint" in capsys.readouterr().err
 
 
 def test_specs_of_old_have_no_condition(home: Path) -> None:

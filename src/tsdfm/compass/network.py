@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from tsdfm.errors import UserError
 from tsdfm.flow.schedule import Schedule, schedule_from
 from tsdfm.flow.source import Source, source_from
-from tsdfm.nn.decoder import DecoderBlock, DecoderShape
+from tsdfm.nn.decoder import DecoderBlock, DecoderShape, seen_by
 from tsdfm.nn.layers import Block, Norm, Rotary, at_places, check_size, places_of
 from tsdfm.nn.network import condition_of, fill
 from tsdfm.nn.settings import Shape
@@ -51,12 +51,14 @@ class EnergyNet(nn.Module):
         """E [B] of the embeddings [B, L, D] of token states."""
         hidden = at_places(embedded, self.places)
         cond = self.constant.expand(len(embedded), -1)
-        cos, sin = self.rotary(embedded.shape[1])
+        told: tuple[Tensor | None, ...] = (cond, *self.rotary(embedded.shape[1]))
+        if self.decoder is not None:
+            told = (*told, seen_by(self.decoder.block, embedded.shape[1], embedded.device))
         for block in self.blocks:
             if self.shape.checkpoint and torch.is_grad_enabled():
-                hidden = checkpoint(block, hidden, cond, cos, sin, use_reentrant=False)
+                hidden = checkpoint(block, hidden, *told, use_reentrant=False)
             else:
-                hidden = block(hidden, cond, cos, sin)
+                hidden = block(hidden, *told)
         energy: Tensor = self.pool(hidden)
         return energy
 

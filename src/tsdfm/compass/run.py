@@ -52,6 +52,8 @@ def sizes(settings: CompassSettings, teacher: VelocitySpec) -> tuple[Shape, Deco
         raise UserError(f"{settings.teacher} is a decoder, which has sizes of its own: leave out net.* but net.depth")
     decoder = told_decoder(teacher.decoder, told=True)
     depth = net.depth or max(1, round(decoder.depth / 2))
+    if depth > decoder.depth:
+        raise UserError(f"{settings.teacher} has {decoder.depth} blocks: net.depth is at most that")
     return replace(teacher.shape, depth=depth, cond=decoder.cond, dropout=0.0, checkpoint=net.checkpoint), decoder
 
 

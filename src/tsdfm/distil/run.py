@@ -93,8 +93,9 @@ def spec_for(settings: DistilSettings, origin: VelocitySpec, method: Distils) ->
     shape = replace(origin.shape, dropout=dropout, checkpoint=settings.checkpoint)
     before = origin.rounds if origin.method == method.name else 0
     decoder = None if origin.decoder is None else told_decoder(origin.decoder, known["step_size"])
-    if decoder is not None and known.get("latent"):
-        raise UserError(f"{settings.init_from} is a decoder, which is told no latent number: leave out latent")
+    if decoder is not None and (known.get("latent") or dropout):
+        what = "is told no latent number: leave out latent" if known.get("latent") else "has no dropout: leave it out"
+        raise UserError(f"{settings.init_from} is a decoder, which {what}")
     return replace(origin, shape=shape, **known, decoder=decoder, rounds=before + method.rounds(settings))
 
 

@@ -17,7 +17,7 @@ from tsdfm.compass.network import EnergyNet
 from tsdfm.compass.settings import CompassSettings
 from tsdfm.doctor.settings import DoctorSettings
 from tsdfm.engine.distributed import gpu_does_not_start
-from tsdfm.nn import DDiT, NetSettings, Shape, flops_per_token, parameters
+from tsdfm.nn import DDiT, Shape, flops_per_token, parameters
 from tsdfm.nn.layers import without_weights
 from tsdfm.pipeline.plan import make_plan
 from tsdfm.recipes import read_recipe
@@ -124,7 +124,8 @@ def needs(recipe: str) -> dict[str, str]:
     vocab = {"gpt2": 50257, "byte": 257, "bpe": tokens.vocab_size}[tokens.tokenizer]
     length, found = tokens.length, dict[str, str]()
     teacher = trained.get("teacher")
-    if teacher and teacher.init_from is not None and teacher.net == NetSettings():
+    started = teacher is not None and teacher.init_from is not None and teacher.net.width is None
+    if teacher and started:
         found = {
             "network": f"that of {teacher.init_from.name}, its start; |V| = {vocab}, length {length}",
             "tokens per step": f"{teacher.loop.batch * length:,}",
@@ -144,7 +145,7 @@ def needs(recipe: str) -> dict[str, str]:
             "work per step": f"{work / 1e12:.2f} TFLOP",
             "memory, one device": f"{memory(shape, count, vocab, micro * length) / 2**30:.1f} GiB at {micro} rows",
         }
-    if compass := trained.get("compass"):
+    if (compass := trained.get("compass")) and not (started and compass.init == "teacher"):
         found |= compass_needs(compass, vocab + (plan.sources[0] == "mask"), length)
     return found
 

@@ -122,7 +122,7 @@ class IDLM(StudentMethod):
 
     def told(self, settings: IDLMSettings, origin: VelocitySpec) -> dict[str, Any]:
         known = {"step_size": settings.step_size or origin.step_size, "latent": settings.latent or origin.latent}
-        jump = EXACT_JUMP[origin.source] if settings.late == 1 else f"late:{settings.late:g}"
+        jump = EXACT_JUMP[origin.source] if settings.late == 1 else f"late:{settings.late!r}"
         return super().told(settings, origin) | known | {"jump": jump}
 
     def times(self, settings: IDLMSettings) -> MatchedTimes:

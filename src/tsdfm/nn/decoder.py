@@ -55,6 +55,14 @@ def told_decoder(shape: DecoderShape, told: bool) -> DecoderShape:
     return replace(shape, cond=CONDITION) if told and not shape.cond else shape
 
 
+def seen_by(block: int, length: int, device: torch.device) -> Tensor | None:
+    """[L, L]: which positions a position sees: those of its own block of so many, and of those before; none: all."""
+    if not block:
+        return None
+    block_of = torch.arange(length, device=device) // block
+    return block_of[None] <= block_of[:, None]
+
+
 class RMSNorm(nn.Module):
     """x / √(mean x² + ε) · weight, computed in float32 or better. […, D] → […, D]."""
 
@@ -166,10 +174,7 @@ class Decoder(TokenNet):
         """The final hidden state [B, L, D]."""
         x = self.embed(x_t, weights)
         cos, sin = self.rotary(x_t.shape[1])  # not rounded to 16 bits, where far places would look alike
-        seen = None
-        if self.shape.block:
-            block_of = torch.arange(x_t.shape[1], device=x_t.device) // self.shape.block
-            seen = block_of[None] <= block_of[:, None]
+        seen = seen_by(self.shape.block, x_t.shape[1], x_t.device)
         cond = self.condition(t, h) if self.shape.cond and t is not None else None
         for block in self.blocks:
             if self.checkpoint and torch.is_grad_enabled():

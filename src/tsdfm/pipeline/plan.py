@@ -163,6 +163,11 @@ def starts(recipe: Recipe, out: Path) -> tuple[ImportSettings, ...]:
     """What [start] asks for: a causal model as the start of flow models of each source."""
     if (section := recipe.section(START)) is None:
         return ()
+    if START in recipe.names:
+        raise UserError(f"[{START}] is a causal model to start from: call the model of that name something else")
+    for word in ("tokens", "noise", "out"):
+        if word in section:
+            raise UserError(f"{START}.{word} follows from the recipe: leave it out")
     own = [{"tokens": out / "tokens", "noise": source, "out": out / f"{START}-{source}"} for source in recipe.sources]
     return tuple(build(ImportSettings, {**section, **each}, START) for each in own)
 

@@ -32,11 +32,10 @@ class Training:
 
 def check_inputs(plan: Plan) -> None:
     """Refuse what is read from elsewhere and is not there, before anything is trained for it."""
-    for start in plan.starts:
-        from tsdfm.public.model import is_public  # loads torch
+    if plan.starts:
+        from tsdfm.public.causal import causal_folder  # loads torch
 
-        if not is_public(start.source):
-            raise UserError(f"start: source says {start.source}, and there is no causal model")
+        causal_folder(plan.starts[0].source, plan.starts[0].revision)
     asked = [(model.name, model.settings) for model in plan.models if model.trained]
     for owner, settings in [*asked, *((f"report.{table.name}", table.settings) for table in plan.tables)]:
         wanted = path_settings(type(settings)) - {"out", "runs"}
@@ -71,10 +70,12 @@ def make_start(settings: ImportSettings) -> None:
     """A causal model as the start of flow models, unless it is there."""
     from tsdfm.public.run import run
 
-    if (settings.out / MANIFEST).is_file() and read_manifest(settings.out)["settings"] == to_dict(settings):
+    if not (settings.out / MANIFEST).is_file():
+        run(settings)
+    elif read_manifest(settings.out)["settings"] == to_dict(settings):
         terminal.say(f"── {settings.out.name}: there already → {settings.out}")
     else:
-        run(settings)
+        raise UserError(f"{settings.out} was made of another causal model: remove it, or give another --out")
 
 
 def check_tokens(model: Model, tokens: Path) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,14 @@ from torch import Tensor
 from tsdfm.corpus.storyteller import START, Storyteller, storyteller_in
 from tsdfm.corpus.storyteller import WEIGHTS as STORYTELLER
 from tsdfm.errors import UserError
-from tsdfm.nn.decoder import CONDITION, DecoderShape
+from tsdfm.nn.decoder import CONDITION, Decoder, DecoderShape
+from tsdfm.nn.layers import without_weights
 from tsdfm.nn.network import fill
 from tsdfm.nn.settings import Shape
 from tsdfm.nn.velocity import VelocitySpec
-from tsdfm.public.decoders import FAMILIES, check_plain, shape_of, theirs_of
+from tsdfm.public.decoders import FAMILIES, check_plain, end_of_text, shape_of, theirs_of
 from tsdfm.public.layouts import EMBEDDING, HEAD
+from tsdfm.public.model import fetch
 from tsdfm.public.tensors import PublicTensors, open_tensors, read_config
 from tsdfm.store.files import read_json
 from tsdfm.tokens.bpe import byte_symbols
@@ -77,6 +79,19 @@ def is_causal(source: Path) -> bool:
     named = read_config(source).get("architectures")
     known = {"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
     return isinstance(named, list) and any(word in known for word in named)
+
+
+def causal_folder(source: str, revision: str = "") -> Path:
+    """The folder of a causal model: on this machine, or from the hub."""
+    path = Path(source)
+    if path.is_file():
+        raise UserError(f"{path} is a file: of a causal model, give the folder with its config and tokenizer")
+    if path.exists() and revision:
+        raise UserError(f"{path} is on this machine: a revision is for a name of the hub, leave it out")
+    path = path if path.exists() else fetch(source, revision)
+    if not is_causal(path):
+        raise UserError(f"{source} is no causal model of Llama's or Qwen's make, nor a storyteller")
+    return path
 
 
 def start_for(source: Path, tokens: Path, noise: str) -> tuple[VelocitySpec, dict[str, Tensor], dict[str, Any]]:
@@ -136,29 +151,28 @@ def from_storyteller(teller: Storyteller) -> Causal:
 def from_llama(tensors: PublicTensors, config: Mapping[str, Any], folder: Path) -> Causal:
     """A model with the names of Llama, Qwen2 or Qwen3."""
     check_plain(config)
-    shape = shape_of(NAMES, tensors.shapes, {**config, "block_size": None})
-    shape = DecoderShape(**{**vars(shape), "cond": CONDITION})
+    plain = shape_of(NAMES, tensors.shapes, config)
     tied = f"{NAMES.head}.weight" not in tensors.shapes
-    start = next((config[key] for key in ("bos_token_id", "eos_token_id") if isinstance(config.get(key), int)), None)
-    if start is None:
-        raise UserError("config.json says neither bos_token_id nor eos_token_id, with which texts start: fetch it too")
-    ours = [EMBEDDING, HEAD, "norm.weight", *block_names(shape)]
-    table = {name: theirs_of(name, NAMES, tied) for name in ours}
-    wrong = sorted(set(table.values()) ^ {n for n in tensors.shapes if not n.endswith("rotary_emb.inv_freq")})
-    if wrong:
-        what = "is missing" if wrong[0] not in tensors.shapes else "has no place in it"
-        raise UserError(f"{folder} is no causal model of Llama's or Qwen's make: {wrong[0]} {what}")
-    weights = {name: tensors.get(theirs, dtype=torch.float32) for name, theirs in table.items()}
+    rows = tensors.shapes[f"{NAMES.embedding}.weight"][0]
+    with without_weights():
+        net = Decoder(plain, vocab=rows, tokens=rows)
+    wanted = {theirs_of(ours, NAMES, tied): tuple(tensor.shape) for ours, tensor in net.state_dict().items()}
+    found = {name: shape for name, shape in tensors.shapes.items() if not name.endswith("rotary_emb.inv_freq")}
+    if wrong := sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)):
+        had, want = found.get(wrong[0], "not there"), wanted.get(wrong[0], "not there")
+        raise UserError(
+            f"{folder} is no causal model of Llama's or Qwen's make: {wrong[0]} is {had} and should be {want}"
+        )
+    ids = bytes_of(folder)
+    if max(ids.values(), default=0) >= rows:
+        raise UserError(f"the tokenizer in {folder} has tokens beyond the {rows} rows of the embedding: fetch it again")
+    begin = config.get("bos_token_id")
+    start = end_of_text({"eos_token_id": begin} if begin is not None else config, rows)
+    weights = {ours: tensors.get(theirs_of(ours, NAMES, tied), dtype=torch.float32) for ours in net.state_dict()}
+    said = config.get("license")
     origin = {"source": folder.name, "layout": "causal", "files": tensors.sha256()}
-    return Causal(shape, weights, bytes_of(folder), start, origin)
-
-
-def block_names(shape: DecoderShape) -> list[str]:
-    """The names of the tensors in the blocks of a decoder that is told nothing."""
-    parts = [f"{part}.weight" for part in ("norm_1", "norm_2", "q", "k", "v", "out", "gate", "up", "down")]
-    parts += [f"{part}.bias" for part in ("q", "k", "v")] if shape.biases else []
-    parts += [f"{part}.weight" for part in ("q_norm", "k_norm")] if shape.head_norms else []
-    return [f"blocks.{i}.{part}" for i in range(shape.depth) for part in parts]
+    origin |= {"licence": said} if isinstance(said, str) else {}
+    return Causal(replace(plain, cond=CONDITION), weights, ids, start, origin)
 
 
 def bytes_of(folder: Path) -> dict[bytes, int]:
@@ -167,15 +181,16 @@ def bytes_of(folder: Path) -> dict[bytes, int]:
         raise UserError(f"no {FILE} in {folder}: fetch the model's tokenizer too")
     file, symbols = read_json(folder / FILE), byte_symbols()
     vocab = file.get("model", {}).get("vocab") if isinstance(file.get("model"), dict) else None
-    if not isinstance(vocab, dict):
+    if not isinstance(vocab, dict) or not all(isinstance(i, int) for i in vocab.values()):
         raise UserError(f"{folder / FILE} has no table of tokens: it is of no byte-pair tokenizer")
-    by_symbols = not any("▁" in token for token in vocab)
+    spaced = "▁" in vocab and "Ġ" not in vocab
     found = dict[bytes, int]()
     for token, i in vocab.items():
-        if by_symbols and symbols.keys() >= {*token}:
+        raw = RAW_BYTE.fullmatch(token) if spaced else None
+        if raw:
+            found.setdefault(bytes([int(raw[1], 16)]), i)
+        elif spaced:
+            found[token.replace("▁", " ").encode()] = i
+        elif symbols.keys() >= {*token}:
             found[bytes(symbols[c] for c in token)] = i
-        elif not by_symbols:
-            raw = RAW_BYTE.fullmatch(token)
-            piece = bytes([int(raw[1], 16)]) if raw else token.replace("▁", " ").encode()
-            found[piece] = found[piece] if raw and piece in found else i
     return found

@@ -11,8 +11,8 @@ from tsdfm import terminal
 from tsdfm.errors import UserError
 from tsdfm.nn.layers import without_weights
 from tsdfm.nn.velocity import VelocitySpec
-from tsdfm.public.causal import is_causal, start_for
-from tsdfm.public.model import fetch, read_public
+from tsdfm.public.causal import causal_folder, is_causal, start_for
+from tsdfm.public.model import read_public
 from tsdfm.public.settings import ImportSettings
 from tsdfm.store.checkpoint import Store
 from tsdfm.store.files import write_json
@@ -29,6 +29,10 @@ def run(settings: ImportSettings) -> Path:
     must_be_new(settings.out, "--out")
     if settings.tokens is not None:
         return write_start(settings, settings.tokens)
+    if settings.noise != "uniform":
+        raise UserError("--noise is for a causal model, which becomes the start of a flow model: give --tokens too")
+    if is_causal(Path(settings.source)) and not settings.kind:
+        raise UserError(f"{settings.source} is a causal model: --tokens FOLDER makes it the start of a flow model")
     found = read_public(
         settings.source,
         revision=settings.revision,
@@ -51,15 +55,17 @@ def run(settings: ImportSettings) -> Path:
 
 def write_start(settings: ImportSettings, tokens: Path) -> Path:
     """A causal model as the start of a flow model on the rows of `tokens`."""
-    path = Path(settings.source)
-    path = path if path.exists() else fetch(settings.source, settings.revision)
-    if not is_causal(path):
-        raise UserError(f"--tokens is for a causal model, and {path} is none that is known: leave it out")
+    for word in ("part", "kind", "heads", "tokenizer", "mask", "block", "length"):
+        if getattr(settings, word):
+            raise UserError(f"--{word} is not for a causal model, whose flow model is as --tokens says: leave it out")
+    path = causal_folder(settings.source, settings.revision)
     spec, weights, origin = start_for(path, tokens, settings.noise)
-    write_run(settings, "causal", spec, load_tokenizer(tokens), {"model": weights}, {"origin": origin})
+    if not Path(settings.source).exists():
+        origin |= {"source": settings.source, "revision": settings.revision or None}
+    write_run(settings, "causal", spec, load_tokenizer(tokens), {"model": weights}, {"origin": origin}, tokens)
     told = f"the start of a flow model, {weights_of({'model': weights})} weights, {spec.source} source"
-    then = ("teacher", "--tokens", tokens, "--init-from", settings.out, "--out", settings.out.parent / "teacher")
-    terminal.made("import", told, settings.out, *then)
+    then = ("teacher", "--tokens", tokens, "--init-from", settings.out, "--source", spec.source)
+    terminal.made("import", told, settings.out, *then, "--out", settings.out.parent / "teacher")
     return settings.out
 
 
@@ -75,9 +81,11 @@ def write_run(
     tokenizer: Tokenizer,
     parts: dict[str, dict[str, Tensor]],
     about: dict[str, Any],
+    tokens: Path | None = None,
 ) -> None:
     """A run of one checkpoint, at step 0."""
-    manifest = make_manifest(stage=stage, settings=settings, inputs={}, extra={"model": spec.plain(), **about})
+    inputs = {} if tokens is None else {"tokens": tokens}
+    manifest = make_manifest(stage=stage, settings=settings, inputs=inputs, extra={"model": spec.plain(), **about})
     with without_weights():
         net = spec.network()
     wrong = sorted(net.state_dict().keys() ^ parts["model"].keys())

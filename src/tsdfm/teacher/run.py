@@ -73,8 +73,11 @@ def sized(settings: TeacherSettings, start: VelocitySpec | None) -> TeacherSetti
         return settings
     mine, usual = settings.net, NetSettings()
     if start.decoder is not None:
-        if replace(mine, dropout=usual.dropout, checkpoint=usual.checkpoint) != usual:
-            raise UserError(f"{settings.init_from} is a decoder, which has sizes of its own: leave out net.*")
+        if mine.dropout not in (0, usual.dropout) or replace(mine, dropout=usual.dropout, checkpoint=False) != usual:
+            raise UserError(
+                f"{settings.init_from} is a decoder, with sizes of its own and no dropout: "
+                "leave out net.* but net.checkpoint"
+            )
         return settings
     if mine != usual or replace(start.shape, dropout=mine.dropout, checkpoint=mine.checkpoint) == mine.shape():
         return settings

@@ -22,6 +22,7 @@ from tsdfm.engine.runner import Compiled, body_of, wrapped
 from tsdfm.engine.settings import OptimSettings
 from tsdfm.engine.task import Context
 from tsdfm.kernels.fused import Objective, Target, fused_loss
+from tsdfm.nn.decoder import told_decoder
 from tsdfm.nn.velocity import Velocity, VelocitySpec
 
 
@@ -33,11 +34,12 @@ class Auxiliary:
         self.own, self.loop = own, settings.loop
         shape = replace(teacher.spec.shape, dropout=spec.shape.dropout, checkpoint=settings.checkpoint)
         told_h = spec.step_size or teacher.spec.step_size
-        self.spec = replace(teacher.spec, shape=shape, step_size=told_h, decoder=spec.decoder)
+        decoder = None if teacher.spec.decoder is None else told_decoder(teacher.spec.decoder, told_h)
+        self.spec = replace(teacher.spec, shape=shape, step_size=told_h, decoder=decoder)
         torch.manual_seed(self.loop.seed)  # the same new weights as the student's, where h is new to both
         self.net = self.spec.network()
-        of_student, where = teacher.spec.step_size, str(teacher.checkpoint)
-        start_from(self.net, teacher.net.state_dict(), self.spec, step_size=of_student, fit=True, where=where)
+        known, where = teacher.spec.step_size, str(teacher.checkpoint)
+        start_from(self.net, teacher.net.state_dict(), self.spec, step_size=known, fit=True, where=where)
 
     def bind(self, context: Context) -> None:
         """Move to the device, compile where the student is compiled, and make the optimiser."""
