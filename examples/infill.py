@@ -11,13 +11,13 @@ from pathlib import Path
 import tsdfm
 
 TEMPLATES = (
-    "The captain said {8}, and went down to the {3}.",
-    "In the morning {12}. By the evening {12}.",
+    "The little dog said {8}, and went to the {3}.",
+    "One day {12}. In the end {12}.",
 )
 
 
 def main(steps: int = 16, out: Path = Path("way.json")) -> None:
-    model = tsdfm.load("tsdfm-small")
+    model = tsdfm.load("tsdfm-stories")
     for template in TEMPLATES:
         made = model.sample(n=2, steps=steps, seed=0, infill=template, trajectory=True)
         print(template, *(text[:160] for text in made.texts), sep="\n  ", end="\n\n")

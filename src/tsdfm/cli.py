@@ -190,7 +190,7 @@ VERBS = {
         "tsdfm.ship.run:show_card",
         "print what is known of a shipped model",
         positional="model",
-        epilog="tsdfm card tsdfm-small",
+        epilog="tsdfm card tsdfm-stories",
         json=True,
     ),
     "serve": Verb(
@@ -205,7 +205,7 @@ VERBS = {
         "tsdfm.doctor.verify:run",
         "compare every file of runs, tokens, corpora and bundles with its hash",
         positional="paths",
-        epilog="tsdfm verify runs/mine; tsdfm verify runs/mine/tokens tsdfm-small",
+        epilog="tsdfm verify runs/mine; tsdfm verify runs/mine/tokens tsdfm-stories",
         json=True,
     ),
     "doctor": Verb(

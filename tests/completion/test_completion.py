@@ -84,7 +84,7 @@ def test_commands_methods_recipes_and_models() -> None:
     assert words("train", "dfm", "--recipe") == [*shipped(), "PATH"]
     models = words("sample")
     assert {name for name in models if "/" not in name} == {*shipped_names(), "PATH"}
-    assert "tsdfm-small/teacher" in words("student", "--init-from")
+    assert "tsdfm-stories/teacher" in words("student", "--init-from")
     assert words("completion") == list(SHELLS)
 
 
@@ -96,9 +96,9 @@ def test_values_and_what_follows_them() -> None:
     assert words("sample", "--prefix") == []  # any text
     assert "--weights" not in words("sample", "--weights", "ema", begun="--")  # once is enough
     assert "--set" in words("pipeline", "tiny_cpu", "--set", "a=b", begun="--")  # a list may be given again
-    assert "tsdfm-small" in words("sample", "--live")  # a switch wants no value
-    assert "--n" in words("sample", "tsdfm-small")  # one model is enough
-    assert "tsdfm-small" in words("report", "main", "tsdfm-small")  # of these there may be many
+    assert "tsdfm-stories" in words("sample", "--live")  # a switch wants no value
+    assert "--n" in words("sample", "tsdfm-stories")  # one model is enough
+    assert "tsdfm-stories" in words("report", "main", "tsdfm-stories")  # of these there may be many
     assert words("nowhere") == []
 
 
@@ -122,7 +122,7 @@ def test_bash(place: Path, env: dict[str, str]) -> None:
         ("--",): {"--help", "--version"},
         ("pipeline", "tiny"): {"tiny_cpu"},
         ("pipeline", "m"): {"mask_170m", "mine.toml", "my run"},
-        ("sample", "tsdfm-small", "--quick", ""): {"auto", "record", "compile", "off"},
+        ("sample", "tsdfm-stories", "--quick", ""): {"auto", "record", "compile", "off"},
         ("sample", "--quick", "="): {"auto", "record", "compile", "off"},
         ("sample", "--quick", "=", "c"): {"compile"},
         ("sample", "--out", "=", "mi"): {"mine.toml"},

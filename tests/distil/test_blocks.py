@@ -109,4 +109,4 @@ def test_blocks_of_a_training_need_candidates() -> None:
 
 @pytest.mark.parametrize("policy", ["blind", "token"])
 def test_blocks_without_candidates_are_refused(policy: str) -> None:
-    assert main(["sample", "tsdfm-small", "--guide", policy, "--navigate.blocks", "2"]) == 2
+    assert main(["sample", "tsdfm-stories", "--guide", policy, "--navigate.blocks", "2"]) == 2

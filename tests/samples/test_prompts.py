@@ -217,7 +217,7 @@ def test_doctor_and_card_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(name in extras for name in ("hub", "judges", "parquet", "serve", "tensorboard", "wandb", "zstd"))
     assert "parameters" in found["recipe"]
     card = json.loads(spoken(["card", "--json"], capsys))
-    assert card["name"] == "tsdfm-small"
+    assert card["name"] == "tsdfm-stories"
     assert card["card"] == spoken(["card"], capsys)
 
 

@@ -433,7 +433,7 @@ def test_a_choice_of_lengths_cannot_be_watched() -> None:
 
 def test_names_and_shapes_of_models(tmp_path: Path) -> None:
     save_run(tmp_path / "tiny", tiny_spec())
-    assert names_of([tmp_path / "tiny", Path("tsdfm-small/teacher")]) == ["tiny", "tsdfm-small/teacher"]
+    assert names_of([tmp_path / "tiny", Path("tsdfm-stories/teacher")]) == ["tiny", "tsdfm-stories/teacher"]
     assert load_served(tmp_path / "tiny", "cpu", name="a").shapes in ((1,), TOGETHER)
     assert load_served(tmp_path / "tiny", "cpu", name="a", shapes=(8, 2, 8)).shapes == (2, 8)
     one, other = load_served(tmp_path / "tiny", "cpu", name="a"), load_served(tmp_path / "tiny", "cpu", name="b")

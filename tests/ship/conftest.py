@@ -19,13 +19,13 @@ def shipping(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def models(shipping: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package that came with one model, tsdfm-small, and a user in an empty folder."""
+    """A package that came with one model, tsdfm-stories, and a user in an empty folder."""
     import shutil
 
     from tsdfm.store import bundle
 
     folder, here = tmp_path / "models", tmp_path / "here"
-    shutil.copytree(shipping / "int8", folder / "tsdfm-small")
+    shutil.copytree(shipping / "int8", folder / "tsdfm-stories")
     here.mkdir()
     monkeypatch.setattr(bundle, "MODELS", folder)
     monkeypatch.chdir(here)

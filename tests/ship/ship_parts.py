@@ -53,7 +53,7 @@ def make_runs(home: Path) -> Path:
 def words(home: Path, out: Path, *more: str) -> list[str]:
     """The command that ships them."""
     runs = ["--teacher", str(home / "teacher"), "--compass", str(home / "compass")]
-    return ["ship", str(home / "student"), *runs, "--name", "tsdfm-small", "--out", str(out), *more]
+    return ["ship", str(home / "student"), *runs, "--name", "tsdfm-stories", "--out", str(out), *more]
 
 
 def ship(home: Path, out: Path, *more: str) -> Path:

@@ -49,7 +49,7 @@ def by_hand(file: Path) -> dict[str, torch.Tensor]:
 
 def test_what_a_model_started_from_is_told_without_its_place() -> None:
     assert named("/a/b/fs-dfm-uniform") == "fs-dfm-uniform"
-    assert named("/a/models/tsdfm-small/teacher.safetensors") == "tsdfm-small/teacher"
+    assert named("/a/models/tsdfm-stories/teacher.safetensors") == "tsdfm-stories/teacher"
     assert named(None) is None
 
 
@@ -58,7 +58,7 @@ def test_what_is_in_it(shipping: Path) -> None:
     files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     assert files == [*FILES, "tokenizer/tokenizer.json"]
     manifest = json.loads((folder / "manifest.json").read_text())
-    assert (manifest["stage"], manifest["name"], manifest["weights"]) == ("ship", "tsdfm-small", "int8")
+    assert (manifest["stage"], manifest["name"], manifest["weights"]) == ("ship", "tsdfm-stories", "int8")
     assert manifest["defaults"] == {"n": 2, "steps": 8, "temperature": 1.0, "jump": "auto"}
     for role, stage in (("student", "ts-dfm"), ("teacher", "teacher"), ("compass", "compass")):
         about, origin = manifest["members"][role], shipping / role / "checkpoints" / "step-00000040"

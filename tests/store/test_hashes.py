@@ -135,7 +135,7 @@ def test_finished_text_is_not_taken_for_whole_where_a_file_is_cut(home: Path) ->
 
 
 def test_verify_finds_everything_whole(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", str(text), "tsdfm-small", str(text / "run" / "checkpoints" / "step-00000006")]) == 0
+    assert main(["verify", str(text), "tsdfm-stories", str(text / "run" / "checkpoints" / "step-00000006")]) == 0
     said = capsys.readouterr().out.splitlines()
     assert [line.split(": ")[1].split(",")[0] for line in said] == [
         *("corpus", "run of toy", "tokens"),
@@ -173,7 +173,7 @@ def test_verify_finds_every_damage(home: Path, name: str, capsys: pytest.Capture
 
 
 def test_verify_looks_into_a_bundle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    mine = Path(shutil.copytree(MODELS / "tsdfm-small", tmp_path / "mine"))
+    mine = Path(shutil.copytree(MODELS / "tsdfm-stories", tmp_path / "mine"))
     flip(mine / "compass.safetensors")
     assert main(["verify", str(mine)]) == 2
     assert "compass.safetensors has another sha256" in capsys.readouterr().err

@@ -96,7 +96,7 @@ def load_compass(
 ) -> Compass:
     """The compass of a run (its best or newest checkpoint), of one checkpoint or of a bundle, frozen, ready to score.
 
-    `tsdfm-small` is the one that came with tsdfm.
+    `tsdfm-stories` is the one that came with tsdfm.
     """
     place = pick_device(device) if isinstance(device, str) else device
     found = find_weights(Path(path), "compass", which=which, choose=choose)

@@ -203,7 +203,7 @@ def load_velocity(
 ) -> Velocity:
     """The network of a run (its newest or best checkpoint), of one checkpoint or of a bundle, in eval mode.
 
-    `which` picks the averaged (`ema`) or the plain weights (`model`). `tsdfm-small` and `tsdfm-small/teacher` are
+    `which` picks the averaged (`ema`) or the plain weights (`model`). `tsdfm-stories` and `tsdfm-stories/teacher` are
     those that came with tsdfm; `role` is the one of a bundle that is meant where its path names none.
     """
     found = find_weights(Path(path), role, which=which, choose=choose)

@@ -8,7 +8,7 @@
     [models.ts-dfm]
     method = "ts-dfm"                 # of `tsdfm.methods`, or "compass"; all other words are its settings
     like = "fs-dfm"                   # start from the settings of another model
-    use = "tsdfm-small"               # train nothing: take this run, checkpoint or bundle
+    use = "tsdfm-stories"               # train nothing: take this run, checkpoint or bundle
     sources = ["uniform"]             # only for these
     init_from = "fs-dfm"              # a setting that takes a model takes a name of the recipe, or a path
 

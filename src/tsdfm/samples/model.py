@@ -417,7 +417,7 @@ def load(
     """A model from a run folder, one of its checkpoints, a bundle or a public checkpoint, ready to sample.
 
     A public checkpoint is a file, a folder or OWNER/NAME of the hub (`public.model.read_public`).
-    `tsdfm-small` is the student that came with tsdfm, `tsdfm-small/teacher` its teacher.
+    `tsdfm-stories` is the student that came with tsdfm, `tsdfm-stories/teacher` its teacher.
     """
     place = pick_device(device)
     if is_public(path):

@@ -1,7 +1,7 @@
 """Devices in processes of their own, so that answering requests never keeps a device waiting.
 
     remote = Remote([partial(load_models, "cuda:0"), partial(load_models, "cuda:1")], Limits(rows=32))
-    remote.submit(Ask(model="tsdfm-small", n=2, seed=1)).done.result()
+    remote.submit(Ask(model="tsdfm-stories", n=2, seed=1)).done.result()
     remote.close()
 
 A process has a device with its models and a `Scheduler` that makes its passes. This one keeps the HTTP server, reads

@@ -167,8 +167,8 @@ def compare(folder: Path, originals: Originals, members: dict[str, dict[str, Any
 def named(parent: str | None) -> str | None:
     """What a model started from, without its place: the run's folder, or BUNDLE/teacher for a bundle's packed file.
 
-    >>> named("a/b/teacher-uniform"), named("a/tsdfm-small/teacher.safetensors")
-    ('teacher-uniform', 'tsdfm-small/teacher')
+    >>> named("a/b/teacher-uniform"), named("a/tsdfm-stories/teacher.safetensors")
+    ('teacher-uniform', 'tsdfm-stories/teacher')
     """
     if parent is None or not parent.endswith(".safetensors"):
         return None if parent is None else str(bare(parent))

@@ -8,8 +8,8 @@
            compass.safetensors
 
 `FOLDER` means the student, or the compass where a compass is wanted; `FOLDER/teacher` means the teacher. A bundle that
-lies in the package's own `ship/models` goes by its name: `tsdfm-small`, `tsdfm-small/teacher`. What exists on the disk
-goes before a name.
+lies in the package's own `ship/models` goes by its name: `tsdfm-stories`, `tsdfm-stories/teacher`. What exists on the
+disk goes before a name.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tsdfm.store.packed import has_differences, unpack
 from tsdfm.store.schema import checked
 
 MODELS = Path(__file__).parent.parent / "ship" / "models"
-DEFAULT = "tsdfm-small"
+DEFAULT = "tsdfm-stories"
 STAGE = "ship"
 FORMAT = 2
 READS = (1, 2)  # 1 had no coded weights
@@ -181,7 +181,7 @@ def shipped_names() -> list[str]:
 
 
 def default_model() -> Path:
-    """The model that is meant where none is named, as a path: `tsdfm-small`, or the first that came with this copy."""
+    """The model that is meant where none is named, as a path: `tsdfm-stories`, or the first that came with tsdfm."""
     names = shipped_names()
     if not names:
         raise UserError(

@@ -35,7 +35,7 @@ def given_tokenizer(settings: TokensSettings) -> Tokenizer | None:
 
 
 def files_of(settings: TokensSettings) -> Path | None:
-    """Where the tokenizer's files are; `tsdfm-small` means the tokenizer of the models of that name."""
+    """Where the tokenizer's files are; `tsdfm-stories` means the tokenizer of the models of that name."""
     from tsdfm.store.bundle import find_shipped, unshipped  # loads torch
 
     place = settings.tokenizer_files
