@@ -380,3 +380,33 @@ def test_specs_of_old_have_no_condition(home: Path) -> None:
     from tsdfm.settings import build
 
     assert build(VelocitySpec, plain, "model").decoder.cond == 0  # type: ignore[union-attr]
+
+
+def test_what_a_decoder_cannot_do_is_refused(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A dropout or a latent number would be silently ignored; the next command that is advised says the noise."""
+    tokens, start = ["--tokens", str(home / "tokens")], str(tmp_path / "start")
+    assert main(["import", str(home / "teller"), *tokens, "--noise", "mask", "--out", start]) == 0
+    assert "--source mask" in capsys.readouterr().err
+    words = [*tokens, "--init-from", start, "--out", str(tmp_path / "run")]
+    assert main(["teacher", *words, "--source", "mask", "--net.dropout", "0.3"]) == 2
+    assert "no dropout" in capsys.readouterr().err
+    assert main(["student", *words, "--dropout", "0.2"]) == 2
+    assert "has no dropout" in capsys.readouterr().err
+    assert main(["train", "idlm", *words, "--latent"]) == 2
+    assert "no latent number" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_compass_sees_by_blocks_where_its_decoder_does(home: Path) -> None:
+    spec, _, _ = start_for(home / "teller", home / "tokens", "uniform")
+    assert spec.decoder is not None
+    by_blocks = replace(spec.decoder, block=2)
+    torch.manual_seed(0)
+    net = spec_from(spec, replace(spec.shape, depth=1), "nce", by_blocks).network()
+    embedded = net.embedding(torch.arange(6)[None]).detach().requires_grad_()
+    seen: list[torch.Tensor] = []
+    net.blocks[0].register_forward_hook(lambda _, given, out: seen.append(out))
+    net.of(embedded)
+    seen[0][0, 1].sum().backward()  # of the first block of two
+    assert embedded.grad is not None
+    assert (embedded.grad[0].abs().sum(-1) > 0).tolist() == [True, True, False, False, False, False]
