@@ -10,6 +10,7 @@ from tsdfm.compass.settings import CompassSettings
 from tsdfm.errors import UserError
 from tsdfm.pipeline.done import comparable
 from tsdfm.pipeline.plan import Model, Plan, make_plan, placed
+from tsdfm.pipeline.settings import PipelineSettings
 from tsdfm.recipes import Recipe, read_recipe, shipped
 from tsdfm.recipes.recipe import overrides
 from tsdfm.settings import ModelPath, path_settings
@@ -281,6 +282,12 @@ def test_a_name_with_a_dot_stands_in_quotes_and_sources_are_a_list_anywhere() ->
     assert overrides(given) == {
         "students": {"ts-tau-0.02": {"loop": {"steps": "3"}}, "fs-reverse": {"sources": ["uniform", "mask"]}}
     }
+
+
+def test_every_recipe_has_a_folder_of_its_own() -> None:
+    assert PipelineSettings(recipe="sums_cpu").folder == Path("runs/sums_cpu")
+    assert PipelineSettings(recipe="mine/stories.toml").folder == Path("runs/stories")
+    assert PipelineSettings(recipe="sums_cpu", out=OUT).folder == OUT
 
 
 def test_overrides_nest() -> None:

@@ -31,6 +31,7 @@ def save(out: Path, stage: str, spec: Any, seed: int) -> Path:
         "settings": {"tokens": str(out.parent / "tokens"), "loop": {"batch": 32}, "optim": {"lr": 0.25}},
         "inputs": {"tokens": {"path": str(out.parent / "tokens"), "sha256": "0" * 64}},
         "parent": {"path": str(out.parent / "origin"), "sha256": "0" * 64},
+        "descent": {"source": "theirs", "layout": "causal"},
         "versions": {"tsdfm": "0"},
     }
     parts = {name: stir(spec.network(), seed + more, 0.2).state_dict() for more, name in enumerate(("model", "ema"))}

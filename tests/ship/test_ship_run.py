@@ -22,6 +22,7 @@ from tsdfm.nn.velocity import Velocity, load_velocity
 from tsdfm.ship.check import moments_of
 from tsdfm.ship.run import named
 from tsdfm.store.files import file_sha256
+from tsdfm.store.manifest import descent_of
 
 FILES = ["card.md", "compass.safetensors", "manifest.json", "student.safetensors", "teacher.safetensors"]
 
@@ -68,6 +69,7 @@ def test_what_is_in_it(shipping: Path) -> None:
         assert about["packed_from"] == file_sha256(origin / "ema.safetensors")
         assert about["settings"] == {"tokens": "tokens", "loop": {"batch": 32}, "optim": {"lr": 0.25}}
         assert about["parent"] == "origin"
+        assert descent_of(folder / f"{role}.safetensors") == {"source": "theirs", "layout": "causal"}
         assert about["parameters"] == sum(t.numel() for t in load_file(origin / "ema.safetensors").values())
         assert 0.001 < about["weights_error"] < 0.02
     for path in folder.rglob("*"):
@@ -181,7 +183,7 @@ def test_the_card(shipping: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     for role, member in manifest["members"].items():
         assert f"| {role} | {member['stage']} | {member['parameters']:,} | 2 blocks of width 64, 2 heads |" in card
         assert f"`{member['sha256']}` | `{member['packed_from']}`" in card
-        assert f"| {role} | {role} | origin | 40 | 12,345 | loop.batch 32, optim.lr 0.25 |" in card
+        assert f"| {role} | {role} | origin, of theirs | 40 | 12,345 | loop.batch 32, optim.lr 0.25 |" in card
     assert "writes 2 texts in 4 network passes each at temperature 0.8" in card
     assert "has written nothing" in (shipping / "int8" / "card.md").read_text()
 

@@ -36,6 +36,17 @@ def test_a_manifest_says_what_made_the_folder(tmp_path: Path) -> None:
     assert two["versions"]["torch"] == str(torch.__version__)
 
 
+def test_what_began_as_a_public_model_says_so_through_any_number_of_trainings(tmp_path: Path) -> None:
+    origin = {"source": "them/theirs", "revision": None, "layout": "mdlm", "licence": "mit", "left_out": {"a": "b"}}
+    write_manifest(tmp_path / "import", stage="import", settings=STAGE, inputs={}, extra={"origin": origin})
+    write_manifest(tmp_path / "one", stage="one", settings=STAGE, inputs={}, parent=tmp_path / "import")
+    write_manifest(tmp_path / "two", stage="two", settings=STAGE, inputs={}, parent=tmp_path / "one")
+    assert read_manifest(tmp_path / "two")["descent"] == {"source": "them/theirs", "layout": "mdlm", "licence": "mit"}
+    write_manifest(tmp_path / "own", stage="one", settings=STAGE, inputs={})
+    write_manifest(tmp_path / "three", stage="two", settings=STAGE, inputs={}, parent=tmp_path / "own")
+    assert "descent" not in read_manifest(tmp_path / "three")
+
+
 def test_extra_keys_may_not_hide_the_manifests_own(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="seed"):
         write_manifest(tmp_path, stage="x", settings=STAGE, inputs={}, extra={"seed": 1})

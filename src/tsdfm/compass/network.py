@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from tsdfm.errors import UserError
 from tsdfm.flow.schedule import Schedule, schedule_from
 from tsdfm.flow.source import Source, source_from
+from tsdfm.nn.ddit import DDiT
 from tsdfm.nn.decoder import DecoderBlock, DecoderShape, seen_by
 from tsdfm.nn.layers import Block, Norm, Rotary, at_places, check_size, places_of
 from tsdfm.nn.network import condition_of, fill
@@ -167,7 +168,7 @@ def start_from_teacher(net: EnergyNet, teacher: Velocity) -> None:
             "change net.*, or use init = fresh"
         )
     net.embedding.load_state_dict(teacher.net.embedding.state_dict())
-    if net.places is not None and teacher.net.places is not None:
+    if net.places is not None and isinstance(teacher.net, DDiT) and teacher.net.places is not None:
         net.places.load_state_dict(teacher.net.places.state_dict())
     for block, source in zip(net.blocks, teacher.net.blocks, strict=False):
         fill(block, source.state_dict())

@@ -14,8 +14,8 @@ from tsdfm.engine.task import Record, Task
 from tsdfm.errors import UserError
 from tsdfm.flow import Bound
 from tsdfm.flow.logits import readable_as
-from tsdfm.nn.ddit import DDiT
 from tsdfm.nn.decoder import told_decoder
+from tsdfm.nn.network import TokenNet
 from tsdfm.nn.velocity import VelocitySpec, check_rows, spec_in
 from tsdfm.settings import path_settings, to_dict
 from tsdfm.store.bundle import FoundWeights, find_weights, on_disk
@@ -101,7 +101,7 @@ def spec_for(settings: DistilSettings, origin: VelocitySpec, method: Distils) ->
 
 def begin(task: Task, settings: DistilSettings, origin: FoundWeights) -> None:
     """The weights of step 0: the averaged ones of what the student starts from."""
-    student, before = cast(DDiT, task.model), spec_in(origin.manifest, origin.place)
+    student, before = cast(TokenNet, task.model), spec_in(origin.manifest, origin.place)
     fit_new = isinstance(settings, StudentSettings) and settings.fresh == "fit"
     where = str(settings.init_from)
     start_from(student, origin.weights(), before, step_size=before.step_size, fit=fit_new, where=where)

@@ -15,7 +15,7 @@ from tsdfm.distil.settings import LEVELS
 from tsdfm.distil.times import GRID
 from tsdfm.errors import UserError
 from tsdfm.nn.ddit import LATENT_SCALE, DDiT
-from tsdfm.nn.network import condition_of
+from tsdfm.nn.network import TokenNet, condition_of
 from tsdfm.nn.velocity import VelocitySpec
 
 RIDGE = 1e-6
@@ -23,7 +23,7 @@ LATENT = 0.3  # size of a new λ's embedding beside a token's: of one as large a
 
 
 def start_from(
-    student: DDiT, weights: dict[str, Tensor], spec: VelocitySpec, *, step_size: bool, fit: bool, where: str
+    student: TokenNet, weights: dict[str, Tensor], spec: VelocitySpec, *, step_size: bool, fit: bool, where: str
 ) -> None:
     """Fill a student, told the time as `spec` says, with weights of a teacher, or of a student where `step_size`."""
     mine = student.state_dict()
@@ -36,10 +36,11 @@ def start_from(
     if fit and student.step_size and not step_size and not untold:
         fit_step_size(student, spec)
     if latent:
+        assert isinstance(student, DDiT)  # a decoder is told no latent number
         shrink_latent(student)
 
 
-def step_size_weights(weights: dict[str, Tensor], student: DDiT, where: str) -> dict[str, Tensor]:
+def step_size_weights(weights: dict[str, Tensor], student: TokenNet, where: str) -> dict[str, Tensor]:
     """The step-size weights among those of another student, for a student of the same size."""
     mine = {name: value.shape for name, value in student.state_dict().items() if is_new(name)}
     found = {name: weights[name] for name in mine if name in weights}
@@ -70,7 +71,7 @@ def shrink_latent(student: DDiT) -> None:
 
 
 @torch.no_grad()
-def fit_step_size(student: DDiT, spec: VelocitySpec) -> None:
+def fit_step_size(student: TokenNet, spec: VelocitySpec) -> None:
     """Choose the fusers, all alike, such that fuser(condition(t, h)) ≈ silu(time(t)), a teacher's condition.
 
     A fuser is a linear map A c + a and a SiLU, so A c(t, h) + a ≈ time(t) is a least-squares problem in A and a: the

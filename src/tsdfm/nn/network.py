@@ -12,17 +12,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tsdfm.nn.layers import ScalarEmbedding, fuser
+from tsdfm.nn.layers import Rotary, ScalarEmbedding, fuser
 
 
 class TokenNet(nn.Module):
-    """p_θ(x_1 | x_t[, t][, h]) as logits. A subclass makes `embedding` and `head`, calls `tell`, and says `hidden`.
+    """p_θ(x_1 | x_t[, t][, h]) as logits. A subclass makes what stands below, calls `tell`, and says `hidden`.
 
     With `step_size` it is told h besides t: both scalars are embedded, concatenated and passed through a linear layer
     and SiLU; each block's fuser, and the head's, brings them back to the condition width C.
     """
 
     embedding: nn.Embedding
+    rotary: Rotary
+    blocks: nn.ModuleList
     head: nn.Linear
     vocab: int
     step_size: bool = False

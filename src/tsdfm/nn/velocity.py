@@ -24,6 +24,7 @@ from tsdfm.kernels.head import quick_logits
 from tsdfm.nn.ddit import DDiT
 from tsdfm.nn.decoder import Decoder, DecoderShape
 from tsdfm.nn.layers import check_size, without_weights
+from tsdfm.nn.network import TokenNet
 from tsdfm.nn.settings import Shape
 from tsdfm.settings import Settings, build, option, required, to_dict
 from tsdfm.store.bundle import find_weights
@@ -68,14 +69,14 @@ class VelocitySpec(Settings):
         """κ(t)."""
         return schedule_from(self.schedule)
 
-    def network(self) -> DDiT:
+    def network(self) -> TokenNet:
         """A fresh network of this kind. A decoder is called as a DDiT is."""
         check_size(self.shape, self.vocab, self.length)
         tokens = self.flow_source().tokens
         told = {"step_size": self.step_size, "shift": self.shift}
         if self.decoder is not None:
             again = self.shape.checkpoint
-            return cast(DDiT, Decoder(self.decoder, vocab=self.vocab, tokens=tokens, checkpoint=again, **told))
+            return Decoder(self.decoder, vocab=self.vocab, tokens=tokens, checkpoint=again, **told)
         return DDiT(self.shape, vocab=self.vocab, tokens=tokens, latent=self.latent, **told)
 
     def plain(self) -> dict[str, Any]:
@@ -134,7 +135,7 @@ class Velocity:
     """A network and its flow; calling it gives logits of x_1, as a solver wants them."""
 
     spec: VelocitySpec
-    net: DDiT
+    net: TokenNet
     source: Source = field(repr=False)
     schedule: Schedule = field(repr=False)
     checkpoint: Path | None = None
@@ -155,7 +156,7 @@ class Velocity:
 
     def run_by(self, runner: Callable[[nn.Module], nn.Module]) -> Velocity:
         """The same with its network called another way (`engine.runner`)."""
-        return replace(self, net=cast(DDiT, runner(self.net)))
+        return replace(self, net=cast(TokenNet, runner(self.net)))
 
     @property
     def device(self) -> torch.device:
@@ -219,7 +220,7 @@ def load_velocity(
 
 def assembled(
     spec: VelocitySpec, weights: Iterable[tuple[str, Tensor]], device: torch.device | str, *, copy: bool = False
-) -> DDiT:
+) -> TokenNet:
     """A frozen network of these weights by name, on the device, each in memory once.
 
     Weights are float32; those of a decoder stay what they are, bf16 in public files. Others than the network's, in

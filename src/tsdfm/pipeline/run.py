@@ -22,7 +22,7 @@ def run(settings: PipelineSettings) -> Path:
     """Run every stage the recipe has a section for, and return the folder."""
     if torchrun_says()[1] > 1:
         raise UserError("a pipeline runs in one process: start only the training stage with torchrun")
-    plan = make_plan(read_recipe(settings.recipe, settings.set), settings.out)
+    plan = make_plan(read_recipe(settings.recipe, settings.set), settings.folder)
     todo = trainings(plan)
     check_inputs(plan)
     with terminal.many_stages(settings.verbose):
@@ -42,9 +42,9 @@ def run(settings: PipelineSettings) -> Path:
 
 def side_by_side(todo: Sequence[Training], settings: PipelineSettings) -> None:
     """Train several at a time, each by this command with --only."""
-    begin = [sys.executable, "-m", "tsdfm", "pipeline", settings.recipe, "--out", str(settings.out), "--verbose"]
+    begin = [sys.executable, "-m", "tsdfm", "pipeline", settings.recipe, "--out", str(settings.folder), "--verbose"]
     begin += [word for pair in settings.set for word in ("--set", pair)]
-    jobs, logs = [Job(each.key, each.needs) for each in todo], settings.out / "logs"
+    jobs, logs = [Job(each.key, each.needs) for each in todo], settings.folder / "logs"
     Crew(
         jobs, lambda key: [*begin, "--only", key], settings.jobs, logs, retry=settings.retry, limit=settings.limit
     ).run()

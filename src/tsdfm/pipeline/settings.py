@@ -14,7 +14,7 @@ class PipelineSettings(Settings):
     """Which recipe to run, and where."""
 
     recipe: RecipeName = required("a recipe that comes with tsdfm, or a TOML file")
-    out: Path = option(Path("runs/demo"), "folder for everything it makes")
+    out: Path | None = option(None, "folder for everything it makes; none is runs and the recipe's name")
     set: tuple[str, ...] = option((), "override a setting, as in teacher.loop.steps=100; may be given many times")
     verbose: bool = option(False, "show all that the stages have to say, not a line or two of each (also -v)")
     jobs: int = option(
@@ -36,3 +36,8 @@ class PipelineSettings(Settings):
         super().__post_init__()
         if self.limit is not None and (self.jobs < 2 or self.only is not None):
             raise UserError("limit needs --jobs 2 or more, without --only")
+
+    @property
+    def folder(self) -> Path:
+        """Where everything goes."""
+        return self.out if self.out is not None else Path("runs") / Path(self.recipe).stem

@@ -34,12 +34,15 @@ def card(
 
     `said` are its maker's words, `figures` a table of what was measured.
     """
-    origin = manifest.get("origin") or {}
+    origin, descent = manifest.get("origin") or {}, manifest.get("descent") or {}
     title = spec.method or kind
-    block = ["---", f"license: {licence or origin.get('licence') or 'other'}", "library_name: tsdfm"]
+    licence = licence or origin.get("licence") or descent.get("licence") or "other"
+    block = ["---", f"license: {licence}", "library_name: tsdfm"]
     block += ["pipeline_tag: text-generation", "tags:", "- discrete-diffusion", f"- {title}", "---"]
     made = "Trained with tsdfm." if manifest else "Uploaded from memory, without a run that says where it is from."
-    where = f"Imported from {origin['source']} (layout {origin['layout']})." if origin else made
+    if origin or descent:
+        word, public = ("Imported from", origin) if origin else ("Trained with tsdfm, beginning with", descent)
+        made = f"{word} {public['source']} (layout {public['layout']})."
     shape, rows = spec.shape, f"rows of {spec.length} tokens, {spec.vocab:,} tokens"
     facts = [
         said.strip() or f"# {title}, {spec.source} source\n\n{UNSAID}",
@@ -47,7 +50,7 @@ def card(
         f'```python\nimport tsdfm\n\nmodel = tsdfm.from_pretrained("{name or "OWNER/NAME"}")\n'
         "print(model.sample(n=2, steps=16).texts)\n```",
         "## Facts",
-        where,
+        made,
         f"{shape.depth} blocks of width {shape.width}, {rows}, {spec.source} source, written by `{spec.usual_jump()}`.",
         f"Weights in the layout of {kind}, sha256 `{sha256}`.",
         "## Data",

@@ -22,7 +22,7 @@ from tsdfm.flow.logits import Reads
 from tsdfm.flow.noise import JoinedNoise, sent
 from tsdfm.flow.walk import begin
 from tsdfm.methods import bound_of
-from tsdfm.nn.ddit import DDiT
+from tsdfm.nn.network import TokenNet
 from tsdfm.samples.defaults import RUNS, SampleDefaults, defaults_of
 from tsdfm.samples.given import Given
 from tsdfm.samples.guide import Guide, compass_for, own_compass
@@ -99,7 +99,7 @@ class Served:
 
     def without_weights(self) -> Served:
         """The same for a process that reads requests and words answers: small to send, and not able to write."""
-        bare = replace(self.model, velocity=replace(self.model.velocity, net=cast(DDiT, None)))
+        bare = replace(self.model, velocity=replace(self.model.velocity, net=cast(TokenNet, None)))
         compass = None if self.compass is None else Elsewhere()
         return replace(
             self, model=bare, compass=compass, told=self.fingerprint, jumps={}, passes={}, limits=[], found=[]

@@ -100,7 +100,8 @@ def training(members: Mapping[str, Any]) -> str:
     for role, about in members.items():
         tokens = "" if about["tokens"] is None else f"{about['tokens']:,}"
         told = ", ".join(f"{key} {value}" for key in NOTED if (value := at(about["settings"], key)) is not None)
-        rows.append([role, about["run"], about["parent"] or "", f"{about['step']:,}", tokens, told])
+        start = ", of ".join(filter(None, [about["parent"], about.get("descent", {}).get("source")]))
+        rows.append([role, about["run"], start, f"{about['step']:,}", tokens, told])
     return table(["model", "run", "started from", "steps", "tokens seen in this run", "settings"], rows)
 
 

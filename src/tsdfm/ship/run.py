@@ -147,6 +147,7 @@ def described(model: Velocity | Compass, role: str) -> dict[str, Any]:
         "tokens": state.get("tokens"),
         "run": run_folder(model.checkpoint).resolve().name,
         "parent": named(parent.get("path")),
+        **({"descent": manifest["descent"]} if manifest.get("descent") else {}),
         "packed_from": model.sha256,
         "settings": bare(manifest.get("settings")),
         "seed": manifest.get("seed"),

@@ -4,8 +4,8 @@
     read_manifest(out)["rows"]
 
 A manifest holds the stage, its settings and seed, the versions of what ran, the hash of every input and the parent
-artifact, so that what made a checkpoint can be read off it later. `extra` keys are written beside those at the top
-level.
+artifact, so that what made a checkpoint can be read off it later. What began as a public model says so (`descent`),
+through any number of trainings. `extra` keys are written beside those at the top level.
 """
 
 from __future__ import annotations
@@ -61,10 +61,25 @@ def make_manifest(
         "inputs": {name: describe(it) if isinstance(it, Path) else it for name, it in inputs.items()},
         "parent": describe(parent) if parent is not None else None,
     }
+    if parent is not None and (descent := descent_of(parent)):
+        manifest["descent"] = descent
     taken = manifest.keys() & (extra or {}).keys()
     if taken:
         raise ValueError(f"extra manifest keys {sorted(taken)} would hide the manifest's own")
     return {**manifest, **(extra or {})}
+
+
+def descent_of(artifact: Path) -> dict[str, Any]:
+    """The public model that an artifact is, or descends from: source, revision, layout and licence, as far as known.
+
+    `artifact` is a folder, or a model's file in a bundle.
+    """
+    path = (artifact if artifact.is_dir() else artifact.parent) / NAME
+    found: Any = read_json(path) if path.is_file() else {}
+    if artifact.is_file():
+        found = found.get("members", {}).get(artifact.stem, {})
+    origin = found.get("origin") or found.get("descent") or {}
+    return {name: origin[name] for name in ("source", "revision", "layout", "licence") if origin.get(name)}
 
 
 def read_manifest(folder: str | Path) -> dict[str, Any]:
