@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from tsdfm.corpus.run import run as make_corpus
 from tsdfm.corpus.settings import CorpusSettings
 from tsdfm.corpus.store import read_split
-from tsdfm.corpus.storyteller import SHARE_THAT_ENDS, START, TOKENIZER, WEIGHTS, storyteller_in
+from tsdfm.corpus.storyteller import PUBLIC, SHARE_THAT_ENDS, START, TOKENIZER, WEIGHTS, storyteller_in
 from tsdfm.errors import UserError
 from tsdfm.judges.load import judge_from
 from tsdfm.judges.storyteller import storyteller_judge
@@ -44,6 +44,39 @@ def write_storyteller(folder: Path, seed: int = 0, **changed: str) -> Path:
     scored = (struct.pack("<fi", float(len(piece)), len(piece)) + piece for piece in PIECES)
     (folder / TOKENIZER).write_bytes(struct.pack("<i", 6) + b"".join(scored))
     return folder
+
+
+def write_public(folder: Path, like: Path, vocab: int = len(PIECES)) -> Path:
+    """The same model as llama2.c's own exporter writes it, in its first format."""
+    folder.mkdir()
+    (folder / TOKENIZER).write_bytes((like / TOKENIZER).read_bytes())
+    w, size = storyteller_in(like).weights, DIM // HEADS
+    angles = torch.arange(POSITIONS)[:, None] * 1e4 ** (-torch.arange(0, size, 2) / size)
+    order = ("embedding", "attention_norm", "wq", "wk", "wv", "wo", "ffn_norm", "w1", "w2", "w3", "final_norm")
+    head = struct.pack("<7i", DIM, HIDDEN, LAYERS, HEADS, HEADS, vocab, POSITIONS)
+    numbers = [*(w[name] for name in order), angles.cos(), angles.sin()]
+    (folder / PUBLIC).write_bytes(head + b"".join(each.numpy().tobytes() for each in numbers))
+    return folder
+
+
+def test_the_public_file_is_the_same_model(folder: Path, tmp_path: Path) -> None:
+    ours, theirs = storyteller_in(folder), storyteller_in(write_public(tmp_path / "public", folder))
+    tokens = torch.tensor([[START, 262, 260, 261]])
+    assert torch.equal(ours.logits(tokens), theirs.logits(tokens))
+    assert (ours.law, theirs.file) == (theirs.law, "stories15M.bin")
+
+
+@pytest.mark.parametrize("cut", [10, 200, -4])
+def test_a_public_file_that_is_cut_short_is_refused(folder: Path, tmp_path: Path, cut: int) -> None:
+    path = write_public(tmp_path / "public", folder) / PUBLIC
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(UserError, match=r"stories15M.bin .* fetch"):
+        storyteller_in(path.parent)
+
+
+def test_a_public_file_with_a_head_of_its_own_is_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="tied head"):
+        storyteller_in(write_public(tmp_path / "public", folder, vocab=-len(PIECES)))
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +146,7 @@ def test_the_best_score_merges_first(folder: Path) -> None:
 
 def test_a_score_is_minus_log_p_with_the_end_and_z(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     judge = storyteller_judge(folder, "cpu")
-    monkeypatch.setitem(SHARE_THAT_ENDS, judge.reader.teller.sha256, 0.5)  # type: ignore[attr-defined]
+    monkeypatch.setitem(SHARE_THAT_ENDS, judge.reader.teller.law, 0.5)  # type: ignore[attr-defined]
     judge = storyteller_judge(folder, "cpu")
     ids = [piece.id for piece in judge.reader.teller.vocabulary.encode("ab a")]  # type: ignore[attr-defined]
     law = (reference_logits(folder, [START, *ids]) / 0.9).log_softmax(-1)
@@ -128,7 +161,7 @@ def test_a_score_is_minus_log_p_with_the_end_and_z(folder: Path, monkeypatch: py
 def test_a_text_that_cannot_end_in_time_is_scored_without_z(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     long = " ".join("a" * 8)
     (before,) = storyteller_judge(folder, "cpu").score([long])
-    monkeypatch.setitem(SHARE_THAT_ENDS, storyteller_in(folder).sha256, 0.5)
+    monkeypatch.setitem(SHARE_THAT_ENDS, storyteller_in(folder).law, 0.5)
     assert storyteller_judge(folder, "cpu").score([long]) == [before]
     assert before.tokens == 9
 
@@ -166,7 +199,7 @@ def test_corpus_and_judge_by_name(folder: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_no_storyteller_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"storyteller\.safetensors is missing"):
+    with pytest.raises(UserError, match=r"stories15M\.bin \(or storyteller\.safetensors\) is missing"):
         storyteller_in(tmp_path)
     with pytest.raises(UserError, match="give limit"):
         make_corpus(CorpusSettings(out=tmp_path / "c", name=f"storyteller:{write_storyteller(tmp_path / 'a')}"))
@@ -174,6 +207,12 @@ def test_what_is_no_storyteller_is_refused(tmp_path: Path) -> None:
         storyteller_in(write_storyteller(tmp_path / "b", dim="16"))
     with pytest.raises(UserError, match=r"lacks|cannot be read"):
         storyteller_in(write_storyteller(tmp_path / "c", heads="two"))
+    with pytest.raises(UserError, match="sizes are at least 1"):
+        storyteller_in(write_storyteller(tmp_path / "e", heads="0"))
+    broken = write_public(tmp_path / "f", write_storyteller(tmp_path / "g")) / PUBLIC
+    broken.write_bytes(broken.read_bytes()[:28] + struct.pack("<f", math.nan) + broken.read_bytes()[32:])
+    with pytest.raises(UserError, match="embedding .* not finite"):
+        storyteller_in(broken.parent)
     cut = write_storyteller(tmp_path / "d")
     (cut / TOKENIZER).write_bytes((cut / TOKENIZER).read_bytes()[:-1])
     with pytest.raises(UserError, match="cut short"):

@@ -114,7 +114,7 @@ def _finished(settings: CorpusSettings, inputs: dict[str, Path]) -> bool:
 
 def worlds_of(sources: tuple[SourceSettings, ...]) -> dict[str, str]:
     """The fingerprints of the worlds among the sources: one may change with a new version, or with its weights."""
-    from tsdfm.corpus.storyteller import WEIGHTS, folder_of
+    from tsdfm.corpus.storyteller import weights_of
     from tsdfm.corpus.sums import sums_named
     from tsdfm.corpus.world import world_named
     from tsdfm.store.files import file_sha256
@@ -127,7 +127,7 @@ def worlds_of(sources: tuple[SourceSettings, ...]) -> dict[str, str]:
         elif kind == "sums":
             found[str(source.name)] = sums_named(which or "large").fingerprint
         elif kind:
-            found[source.label] = file_sha256(folder_of(which) / WEIGHTS)
+            found[source.label] = file_sha256(weights_of(which))
     return dict(sorted(found.items()))
 
 

@@ -1,10 +1,11 @@
 """The storyteller: a small language model of children's stories as a world whose law is known.
 
-    teller = storyteller_in("storyteller")          # a folder with storyteller.safetensors and tokenizer.bin
+    teller = storyteller_in("storyteller")          # a folder with stories15M.bin and tokenizer.bin of llama2.c
     for text in teller.stories(seed=0, limit=100): ...
 
-It is a pre-norm decoder with RMSNorm, rotary positions in adjacent pairs, SwiGLU and a tied head, as llama2.c has it;
-its sizes stand in the file's metadata. A story is drawn token by token from p = softmax(logits / 0.9), from the start
+It is a pre-norm decoder with RMSNorm, rotary positions in adjacent pairs, SwiGLU and a tied head, as llama2.c has it.
+Its weights are rounded to float16 and computed with in float32. They may also lie in storyteller.safetensors, which has
+its sizes as metadata. A story is drawn token by token from p = softmax(logits / 0.9), from the start
 token 1 to the first token ≤ 2, which ends it. Draws that do not end within the model's positions are thrown away. So a
 story x_1 … x_n has the probability
 
@@ -17,11 +18,13 @@ Shapes: B rows, n tokens, D width, H heads, E = D/H head size, M positions.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -35,14 +38,14 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-WEIGHTS, TOKENIZER = "storyteller.safetensors", "tokenizer.bin"
+WEIGHTS, PUBLIC, TOKENIZER = "storyteller.safetensors", "stories15M.bin", "tokenizer.bin"
 SIZES = ("dim", "heads", "layers", "positions", "vocab")
 START, ENDS, FIRST_BYTE = 1, 3, 3  # ids 0, 1 and 2 end a story; the raw bytes follow them
 TEMPERATURE = 0.9
 WORD = re.compile(r" ?\S+|\s")
 BATCH = {"cuda": 4096, "cpu": 64}  # rows drawn side by side
-SHARE_THAT_ENDS = {"3048cf13b4548a1ed2ee9cba1d1d3cd1e094762cb4863e680a3c3846afc9d5bb": 0.8839}
-"""Z by the sha256 of the weights, from 320 000 draws; for other weights it is taken to be 1."""
+SHARE_THAT_ENDS = {"704acf88841ef17b28219779d38f579535659e7f471da86aba58db5a5ae5c926": 0.8839}
+"""Z by `Storyteller.law`, from 320 000 draws; for other weights it is taken to be 1."""
 
 
 class Piece(NamedTuple):
@@ -124,11 +127,12 @@ def read_vocabulary(path: Path) -> Vocabulary:
 
 @dataclass(frozen=True)
 class Storyteller:
-    """The model. `weights` are named as in the file, float32 on one device; `sha256` is the file's."""
+    """The model. `weights` are float32 on one device; `file` is the name of what they were read from."""
 
     weights: dict[str, Tensor] = field(repr=False)
     sizes: dict[str, int]
     vocabulary: Vocabulary = field(repr=False)
+    file: str
     sha256: str
 
     @property
@@ -142,7 +146,15 @@ class Storyteller:
     @property
     def share_that_ends(self) -> float:
         """Z."""
-        return SHARE_THAT_ENDS.get(self.sha256, 1.0)
+        return SHARE_THAT_ENDS.get(self.law, 1.0)
+
+    @cached_property
+    def law(self) -> str:
+        """sha256 of the weights in float16 by the order of their names: the same whichever file they were read from."""
+        whole = hashlib.sha256()
+        for _, tensor in sorted(self.weights.items()):
+            whole.update(tensor.half().cpu().numpy().tobytes())
+        return whole.hexdigest()
 
     def hidden(self, tokens: Tensor, cache: tuple[Tensor, Tensor] | None = None, at: int = 0) -> Tensor:
         """Final hidden states [B, n, D] of tokens [B, n] at positions `at` and on.
@@ -234,22 +246,28 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
 
 
-def folder_of(which: str) -> Path:
-    """The folder that `storyteller:FOLDER` names, with both files in it."""
+def weights_of(which: str) -> Path:
+    """The weights in the folder that `storyteller:FOLDER` names, beside which the tokenizer lies."""
     if not which:
         raise UserError("a storyteller is named with its folder: storyteller:FOLDER")
     folder = path_from(which, "a storyteller")
-    for file in (WEIGHTS, TOKENIZER):
-        if not (folder / file).is_file():
-            raise UserError(f"{folder} holds no storyteller: {file} is missing")
-    return folder
+    if (found := weights_in(folder)) is None:
+        raise UserError(f"{folder} holds no storyteller: {PUBLIC} (or {WEIGHTS}) is missing")
+    if not (folder / TOKENIZER).is_file():
+        raise UserError(f"{folder} holds no storyteller: {TOKENIZER} is missing")
+    return found
+
+
+def weights_in(folder: Path) -> Path | None:
+    """The file of a storyteller's weights in a folder, if there is one."""
+    return next((folder / name for name in (WEIGHTS, PUBLIC) if (folder / name).is_file()), None)
 
 
 def teller_from(which: str) -> Storyteller:
     """The storyteller of a folder, on a GPU where there is one: drawing is far quicker there."""
     import torch
 
-    return storyteller_in(folder_of(which), "cuda" if torch.cuda.is_available() else "cpu")
+    return storyteller_in(weights_of(which).parent, "cuda" if torch.cuda.is_available() else "cpu")
 
 
 def storyteller_in(folder: str | Path, device: str | torch.device = "cpu") -> Storyteller:
@@ -257,16 +275,53 @@ def storyteller_in(folder: str | Path, device: str | torch.device = "cpu") -> St
     import torch
     from safetensors import SafetensorError, safe_open
 
-    path = folder_of(str(folder)) / WEIGHTS
-    try:
-        with safe_open(path, "pt") as file:
-            sizes = {name: int(value) for name, value in (file.metadata() or {}).items()}
-            weights = {name: file.get_tensor(name).to(device, torch.float32) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, ValueError) as problem:
-        raise UserError(f"{path} cannot be read ({problem}): fetch it again") from None
+    path = weights_of(str(folder))
+    if path.name == PUBLIC:
+        sizes, weights = read_public(path)
+    else:
+        try:
+            with safe_open(path, "pt") as file:
+                sizes = {name: int(value) for name, value in (file.metadata() or {}).items()}
+                weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, ValueError) as problem:
+            raise UserError(f"{path} cannot be read ({problem}): fetch it again") from None
     vocabulary = read_vocabulary(path.with_name(TOKENIZER))
     _check(sizes, weights, len(vocabulary.pieces), path)
-    return Storyteller(weights, sizes, vocabulary, file_sha256(path))
+    weights = {name: tensor.to(device, torch.float32) for name, tensor in weights.items()}
+    return Storyteller(weights, sizes, vocabulary, path.name, file_sha256(path))
+
+
+def read_public(path: Path) -> tuple[dict[str, int], dict[str, Tensor]]:
+    """Sizes and weights, rounded to float16, of a file of llama2.c in its first format.
+
+    Seven int32: dim, hidden, layers, heads, heads of keys, vocab (below 0: the head has weights of its own), positions.
+    Then float32: the tensors in the order of `_shapes`, and cosines and sines of the positions, which follow from them.
+    """
+    import torch
+
+    raw = path.read_bytes()
+    header = struct.unpack_from("<7i", raw) if len(raw) >= 28 else (0,) * 7
+    sizes = dict(zip(("dim", "hidden", "layers", "heads", "kv_heads", "vocab", "positions"), header, strict=True))
+    if min(header) < 1 or sizes["kv_heads"] != sizes["heads"] or sizes["dim"] % (2 * sizes["heads"]):
+        raise UserError(f"{path} is no llama2.c model in its first format with a tied head: fetch stories15M.bin again")
+    shapes = _shapes(sizes)
+    turns = sizes["positions"] * sizes["dim"] // sizes["heads"]
+    if len(raw) != 28 + 4 * (sum(map(prod, shapes.values())) + turns):
+        raise UserError(f"{path} has {len(raw):,} bytes, which does not fit its sizes: fetch it again")
+    numbers, weights = np.frombuffer(raw, "<f4", offset=28), dict[str, "Tensor"]()
+    for name, shape in shapes.items():
+        weights[name] = torch.from_numpy(numbers[: prod(shape)].astype(np.float16)).view(shape)
+        numbers = numbers[prod(shape) :]
+    return sizes, weights
+
+
+def _shapes(sizes: dict[str, int]) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor."""
+    d, f, n, v = sizes["dim"], sizes["hidden"], sizes["layers"], sizes["vocab"]
+    square, up = (n, d, d), (n, f, d)
+    attention = {"attention_norm": (n, d), "wq": square, "wk": square, "wv": square, "wo": square}
+    mlp = {"ffn_norm": (n, d), "w1": up, "w2": (n, d, f), "w3": up}
+    return {"embedding": (v, d), **attention, **mlp, "final_norm": (d,)}
 
 
 def _check(sizes: dict[str, int], weights: dict[str, Tensor], pieces: int, path: Path) -> None:
@@ -274,12 +329,13 @@ def _check(sizes: dict[str, int], weights: dict[str, Tensor], pieces: int, path:
     missing = [name for name in (*SIZES, "hidden") if name not in sizes]
     if missing:
         raise UserError(f"{path} is no storyteller: its metadata lacks {', '.join(missing)}")
-    d, f, n, v = sizes["dim"], sizes["hidden"], sizes["layers"], sizes["vocab"]
-    square, up = (n, d, d), (n, f, d)
-    shapes = {"embedding": (v, d), "final_norm": (d,), "attention_norm": (n, d), "ffn_norm": (n, d)}
-    shapes |= {"wq": square, "wk": square, "wv": square, "wo": square, "w1": up, "w3": up, "w2": (n, d, f)}
+    if min(sizes.values()) < 1:
+        raise UserError(f"{path} is no storyteller: its sizes are at least 1")
+    shapes, v = _shapes(sizes), sizes["vocab"]
     found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     wrong = sorted(name for name in {*shapes, *found} if shapes.get(name) != found.get(name))
-    if wrong or d % (2 * sizes["heads"]) or pieces != v:
+    if wrong or sizes["dim"] % (2 * sizes["heads"]) or pieces != v:
         what = f"{wrong[0]} has the shape {found.get(wrong[0])}" if wrong else f"the tokenizer has {pieces} pieces"
         raise UserError(f"{path} does not fit its metadata: {what}")
+    if odd := [name for name, tensor in weights.items() if not tensor.isfinite().all()]:
+        raise UserError(f"{odd[0]} of {path} has numbers that are not finite: fetch it again")

@@ -23,8 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tsdfm.corpus.storyteller import START, Storyteller, storyteller_in
-from tsdfm.corpus.storyteller import WEIGHTS as STORYTELLER
+from tsdfm.corpus.storyteller import START, Storyteller, storyteller_in, weights_in
 from tsdfm.errors import UserError
 from tsdfm.nn.decoder import CONDITION, Decoder, DecoderShape
 from tsdfm.nn.layers import without_weights
@@ -72,7 +71,7 @@ class Causal:
 
 def is_causal(source: Path) -> bool:
     """Is it a storyteller, or a folder whose config names a causal model of Llama's or Qwen's make?"""
-    if (source / STORYTELLER).is_file():
+    if weights_in(source) is not None:
         return True
     if not (source / "config.json").is_file():
         return False
@@ -124,7 +123,7 @@ def start_for(source: Path, tokens: Path, noise: str) -> tuple[VelocitySpec, dic
 
 def read_causal(source: Path) -> Causal:
     """The causal model in a folder."""
-    if (source / STORYTELLER).is_file():
+    if weights_in(source) is not None:
         return from_storyteller(storyteller_in(source))
     return from_llama(open_tensors(source), read_config(source), source)
 
@@ -144,7 +143,7 @@ def from_storyteller(teller: Storyteller) -> Causal:
     for i in range(shape.depth):
         weights |= {f"blocks.{i}.{ours}.weight": w[theirs][i] for ours, theirs in names.items()}
         weights |= {f"blocks.{i}.{ours}.weight": w[f"w{ours}"][i][halves] for ours in ("q", "k")}
-    origin = {"source": "storyteller", "layout": "causal", "files": {STORYTELLER: teller.sha256}}
+    origin = {"source": "storyteller", "layout": "causal", "files": {teller.file: teller.sha256}}
     return Causal(shape, weights, teller.vocabulary.ids, START, origin)
 
 
