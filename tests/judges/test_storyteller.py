@@ -211,7 +211,7 @@ def test_what_is_no_storyteller_is_refused(tmp_path: Path) -> None:
         storyteller_in(write_storyteller(tmp_path / "e", heads="0"))
     broken = write_public(tmp_path / "f", write_storyteller(tmp_path / "g")) / PUBLIC
     broken.write_bytes(broken.read_bytes()[:28] + struct.pack("<f", math.nan) + broken.read_bytes()[32:])
-    with pytest.raises(UserError, match="embedding .* not finite"):
+    with pytest.raises(UserError, match=r"embedding .* not finite"):
         storyteller_in(broken.parent)
     cut = write_storyteller(tmp_path / "d")
     (cut / TOKENIZER).write_bytes((cut / TOKENIZER).read_bytes()[:-1])
