@@ -25,6 +25,7 @@ from tsdfm.corpus.storyteller import START, storyteller_in
 from tsdfm.errors import UserError
 from tsdfm.nn.decoder import Decoder
 from tsdfm.nn.velocity import Velocity, VelocitySpec, load_velocity
+from tsdfm.public.card import card
 from tsdfm.public.causal import Causal, bytes_of, read_causal, start_for
 from tsdfm.public.layouts import EMBEDDING, HEAD
 from tsdfm.tokens.rows import TokenRows
@@ -410,3 +411,15 @@ def test_a_compass_sees_by_blocks_where_its_decoder_does(home: Path) -> None:
     seen[0][0, 1].sum().backward()  # of the first block of two
     assert embedded.grad is not None
     assert (embedded.grad[0].abs().sum(-1) > 0).tolist() == [True, True, False, False, False, False]
+
+
+@pytest.mark.parametrize(("said", "want"), [("apache-2.0", "apache-2.0"), ("mit\ntags: [evil]", None), (["mit"], None)])
+def test_a_licence_is_one_word(said: Any, want: str | None, home: Path, tmp_path: Path) -> None:
+    """It stands in the front matter of cards, and a config is someone else's."""
+    write_causal("Qwen2", tmp_path / "model")
+    changed(license=said)(tmp_path / "model")
+    spec, _, origin = start_for(tmp_path / "model", home / "tokens", "uniform")
+    assert origin["licence"] == want
+    for place in ("origin", "descent"):
+        manifest = {place: {"source": "them", "layout": "causal", "licence": said}}
+        assert card("tsdfm", spec, manifest, "00").startswith(f"---\nlicense: {want or 'other'}\nlibrary_name: tsdfm\n")

@@ -33,7 +33,7 @@ from tsdfm.nn.velocity import VelocitySpec
 from tsdfm.public.decoders import FAMILIES, check_plain, end_of_text, shape_of, theirs_of
 from tsdfm.public.layouts import EMBEDDING, HEAD
 from tsdfm.public.model import fetch
-from tsdfm.public.tensors import PublicTensors, open_tensors, read_config
+from tsdfm.public.tensors import PublicTensors, licence_of, open_tensors, read_config
 from tsdfm.store.files import read_json
 from tsdfm.tokens.bpe import byte_symbols
 from tsdfm.tokens.rows import TokenRows
@@ -168,9 +168,7 @@ def from_llama(tensors: PublicTensors, config: Mapping[str, Any], folder: Path) 
     begin = config.get("bos_token_id")
     start = end_of_text({"eos_token_id": begin} if begin is not None else config, rows)
     weights = {ours: tensors.get(theirs_of(ours, NAMES, tied), dtype=torch.float32) for ours in net.state_dict()}
-    said = config.get("license")
-    origin = {"source": folder.name, "layout": "causal", "files": tensors.sha256()}
-    origin |= {"licence": said} if isinstance(said, str) else {}
+    origin = {"source": folder.name, "layout": "causal", "files": tensors.sha256(), "licence": licence_of(config)}
     return Causal(replace(plain, cond=CONDITION), weights, ids, start, origin)
 
 

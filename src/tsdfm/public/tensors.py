@@ -7,6 +7,7 @@ A safetensors file, several of them with an index, or a torch file whose pickle 
 from __future__ import annotations
 
 import pickle
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ INDEX = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 NUMBERS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 POINTER = b"version https://git-lfs"
 AGAIN = "fetch it again"
+LICENCE = re.compile(r"[\w.+-]+")  # the hub's words for them; it stands in a card
 ROOM = 1 << 22  # numbers that are looked at together: a look takes memory of its own
 
 
@@ -195,3 +197,9 @@ def read_config(path: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     return read_json(file, AGAIN)
+
+
+def licence_of(said: Mapping[str, Any]) -> str | None:
+    """The licence that a config (`license`) or an origin of ours (`licence`) names; none where it is no such word."""
+    found = said.get("license", said.get("licence"))
+    return found if isinstance(found, str) and LICENCE.fullmatch(found) else None
