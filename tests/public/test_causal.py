@@ -27,8 +27,12 @@ from tsdfm.nn.decoder import Decoder
 from tsdfm.nn.velocity import Velocity, VelocitySpec, load_velocity
 from tsdfm.public.card import card
 from tsdfm.public.causal import Causal, bytes_of, read_causal, start_for
+from tsdfm.public.export import write_folder
 from tsdfm.public.layouts import EMBEDDING, HEAD
+from tsdfm.public.run import run as import_
+from tsdfm.public.settings import ImportSettings
 from tsdfm.tokens.rows import TokenRows
+from tsdfm.tokens.tokenizer import load_tokenizer
 
 CAUSAL = {"Llama": "llada", "Qwen2": "dream", "Qwen3": "sdar"}
 
@@ -423,3 +427,28 @@ def test_a_licence_is_one_word(said: Any, want: str | None, home: Path, tmp_path
     for place in ("origin", "descent"):
         manifest = {place: {"source": "them", "layout": "causal", "licence": said}}
         assert card("tsdfm", spec, manifest, "00").startswith(f"---\nlicense: {want or 'other'}\nlibrary_name: tsdfm\n")
+
+
+def test_a_decoder_that_is_told_the_time_is_float32(home: Path, tmp_path: Path) -> None:
+    """Whatever its file is, and wherever that goes: its condition is reckoned in float32."""
+    tokens = home / "tokens"
+    spec, weights, _ = start_for(home / "teller", tokens, "uniform")
+    half = {name: (tensor + 0.01).bfloat16() for name, tensor in weights.items()}  # as if it had been trained
+    write_folder(tmp_path / "public", spec, load_tokenizer(tokens), half, {}, {})
+    made = import_(ImportSettings(source=str(tmp_path / "public"), out=tmp_path / "run"))
+    wanted = {name: tensor.float() for name, tensor in half.items()}
+    for source in (tmp_path / "public", made):
+        model = tsdfm.load(source, "cpu")
+        assert model.sample(n=1, steps=2, seed=0).tokens.shape == (1, 48)
+        torch.testing.assert_close(dict(model.velocity.net.state_dict()), wanted, atol=0, rtol=0)
+
+
+def test_a_trained_decoder_does_not_lie_in_its_file(home: Path, tmp_path: Path) -> None:
+    _, weights, _ = start_for(home / "teller", home / "tokens", "uniform")
+    made = import_(ImportSettings(source=str(home / "teller"), tokens=home / "tokens", out=tmp_path / "run"))
+    found = load_velocity(made, which="model")
+    (file,) = found.checkpoint.glob("model.safetensors")  # type: ignore[union-attr]
+    with file.open("r+b") as there:
+        there.seek(file.stat().st_size // 2)
+        there.write(bytes(file.stat().st_size // 2))
+    torch.testing.assert_close(dict(found.net.state_dict()), weights, atol=0, rtol=0)
