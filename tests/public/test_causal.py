@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tests.judges.test_storyteller import write_storyteller
 from tests.public.test_decoders import BPE_ENGINE, END, ROWS, THEIRS, config_of, module
 from torch import Tensor
@@ -59,7 +59,8 @@ def write_causal(make: str, folder: Path) -> Any:
     save_file(state, folder / "model.safetensors")
     config = theirs.config.to_dict() | {"architectures": [f"{make}ForCausalLM"], "eos_token_id": END}
     config |= {"rope_theta": THEIRS[kind][1]["theta"], "bos_token_id": None}
-    config = {name: value for name, value in config.items() if name in {*config_of("dream"), "architectures"}}
+    kept = {*config_of("dream"), "architectures", "tie_word_embeddings"}
+    config = {name: value for name, value in config.items() if name in kept}
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
     BPE_ENGINE.save(str(folder / "tokenizer.json"))
     return theirs
@@ -89,6 +90,13 @@ def test_a_public_causal_model_is_the_same_network(make: str, tmp_path: Path) ->
     with torch.no_grad():
         want = theirs(tokens).logits
     torch.testing.assert_close(masked_again(read_causal(tmp_path / "model"), tokens), want, atol=1e-5, rtol=1e-5)
+
+
+def test_a_tied_head_is_the_embedding_whatever_stands_beside_it(tmp_path: Path) -> None:
+    write_causal("Qwen3", tmp_path / "model")
+    tensors(lambda s: s.update({"lm_head.weight": torch.ones(ROWS, 32)}))(tmp_path / "model")
+    found = read_causal(tmp_path / "model").weights
+    assert torch.equal(found[HEAD], found[EMBEDDING])
 
 
 def test_rows_of_tokens() -> None:
@@ -255,14 +263,6 @@ def changed(**words: Any) -> Callable[[Path], None]:
     return change
 
 
-def cut(folder: Path) -> None:
-    from safetensors.torch import load_file
-
-    state = load_file(folder / "model.safetensors")
-    name = "model.layers.1.self_attn.k_proj.weight"
-    save_file({**state, name: state[name][:8].clone()}, folder / "model.safetensors")
-
-
 def changed_tokens(folder: Path) -> None:
     file = json.loads((folder / "tokenizer.json").read_text())
     file["model"]["vocab"]["zz"] = ROWS
@@ -273,22 +273,32 @@ def no_names(folder: Path) -> None:
     (folder / "tokenizer.json").write_text('{"model": {"type": "Unigram", "vocab": [["a", 0]]}}')
 
 
-def other_tensors(folder: Path) -> None:
-    from safetensors.torch import load_file
+def tensors(change: Callable[[dict[str, Tensor]], object]) -> Callable[[Path], None]:
+    def work(folder: Path) -> None:
+        state = load_file(folder / "model.safetensors")
+        change(state)
+        save_file(state, folder / "model.safetensors")
 
-    state = load_file(folder / "model.safetensors")
-    save_file({**state, "model.more.weight": torch.ones(1)}, folder / "model.safetensors")
+    return work
 
 
+KEYS = "model.layers.1.self_attn.k_proj.weight"
 REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
     "no start": (without("eos_token_id", "bos_token_id"), "does not say eos_token_id"),
     "start beyond": (changed(bos_token_id=ROWS), "has 320 rows"),
     "no architecture": (without("architectures"), "is no causal model"),
-    "cut": (cut, "self_attn.k_proj.weight is (8, 32) and should be (16, 32)"),
+    "cut": (
+        tensors(lambda s: s.update({KEYS: s[KEYS][:8].clone()})),
+        "self_attn.k_proj.weight is (8, 32) and should be (16, 32)",
+    ),
     "tokens beyond": (changed_tokens, "beyond the 320 rows"),
     "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "fetch the model's tokenizer"),
     "another tokenizer": (no_names, "no table of tokens"),
-    "more tensors": (other_tensors, "model.more.weight is (1,) and should be not there"),
+    "more tensors": (
+        tensors(lambda s: s.update({"model.more.weight": torch.ones(1)})),
+        "model.more.weight is (1,) and should be not there",
+    ),
+    "no head": (tensors(lambda s: s.pop("lm_head.weight")), "does not say that it is the embedding"),
 }
 
 

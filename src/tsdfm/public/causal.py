@@ -30,7 +30,7 @@ from tsdfm.nn.layers import without_weights
 from tsdfm.nn.network import fill
 from tsdfm.nn.settings import Shape
 from tsdfm.nn.velocity import VelocitySpec
-from tsdfm.public.decoders import FAMILIES, check_plain, end_of_text, shape_of, theirs_of
+from tsdfm.public.decoders import FAMILIES, check_plain, end_of_text, head_is_tied, shape_of, theirs_of, unused_in
 from tsdfm.public.layouts import EMBEDDING, HEAD
 from tsdfm.public.model import fetch
 from tsdfm.public.tensors import PublicTensors, licence_of, open_tensors, read_config
@@ -151,12 +151,13 @@ def from_llama(tensors: PublicTensors, config: Mapping[str, Any], folder: Path) 
     """A model with the names of Llama, Qwen2 or Qwen3."""
     check_plain(config)
     plain = shape_of(NAMES, tensors.shapes, config)
-    tied = f"{NAMES.head}.weight" not in tensors.shapes
+    tied = head_is_tied(NAMES, tensors.shapes, config)
     rows = tensors.shapes[f"{NAMES.embedding}.weight"][0]
     with without_weights():
         net = Decoder(plain, vocab=rows, tokens=rows)
     wanted = {theirs_of(ours, NAMES, tied): tuple(tensor.shape) for ours, tensor in net.state_dict().items()}
-    found = {name: shape for name, shape in tensors.shapes.items() if not name.endswith("rotary_emb.inv_freq")}
+    unused = unused_in(NAMES, tensors.shapes, tied)
+    found = {name: shape for name, shape in tensors.shapes.items() if name not in unused}
     if wrong := sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)):
         had, want = found.get(wrong[0], "not there"), wanted.get(wrong[0], "not there")
         raise UserError(

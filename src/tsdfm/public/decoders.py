@@ -166,14 +166,11 @@ def recognise_decoder(
     said = config.get("embedding_size") or config.get("vocab_size") or rows
     if said != rows:
         raise UserError(f"config.json says {said} tokens and the embedding has {rows} rows: they disagree")
-    tied = bool(config.get("tie_word_embeddings", config.get("weight_tying", False)))
-    if not tied and f"{family.head}.weight" not in shapes:
-        raise UserError(f"{family.head}.weight is missing, and config.json does not say that it is the embedding")
+    tied = head_is_tied(family, shapes, config)
     with without_weights():
         wanted = {n: tuple(t.shape) for n, t in Decoder(shape, vocab=rows, tokens=rows).state_dict().items()}
     table: dict[str, tuple[str, ...]] = {ours: (theirs_of(ours, family, tied),) for ours in wanted}
-    unused = {name: "rates of the rotation" for name in shapes if name.endswith("rotary_emb.inv_freq")}
-    unused |= {name: "the embedding is the head" for name in shapes if tied and name == f"{family.head}.weight"}
+    unused = unused_in(family, shapes, tied)
     more = sorted(shapes.keys() - {theirs for (theirs,) in table.values()} - unused.keys())
     if more:
         raise UserError(f"the file does not fit the layout of {kind}: {more[0]} has no place in it")
@@ -207,6 +204,22 @@ def kind_of(shapes: Shapes, config: Mapping[str, Any], kind: str) -> str:
             f"one, say --kind {found}"
         )
     return found
+
+
+def head_is_tied(family: Family, shapes: Shapes, config: Mapping[str, Any]) -> bool:
+    """Is the head the embedding? The config says it; where it does not, the head must be there."""
+    tied = bool(config.get("tie_word_embeddings", config.get("weight_tying", False)))
+    if not tied and f"{family.head}.weight" not in shapes:
+        raise UserError(
+            f"{family.head}.weight is missing, and config.json does not say that it is the embedding: fetch it again"
+        )
+    return tied
+
+
+def unused_in(family: Family, shapes: Shapes, tied: bool) -> dict[str, str]:
+    """Tensors of a file that nobody reads, and why: as transformers has it, a head that is tied is not looked at."""
+    unused = {name: "rates of the rotation" for name in shapes if name.endswith("rotary_emb.inv_freq")}
+    return unused | {name: "the embedding is the head" for name in shapes if tied and name == f"{family.head}.weight"}
 
 
 def check_plain(config: Mapping[str, Any]) -> None:
