@@ -282,6 +282,12 @@ def tensors(change: Callable[[dict[str, Tensor]], object]) -> Callable[[Path], N
     return work
 
 
+def bare(state: dict[str, Tensor]) -> None:
+    """The names of a body that was saved without its head's module around it."""
+    for name in list(state):
+        state[name.removeprefix("model.")] = state.pop(name)
+
+
 KEYS = "model.layers.1.self_attn.k_proj.weight"
 REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
     "no start": (without("eos_token_id", "bos_token_id"), "does not say eos_token_id"),
@@ -298,6 +304,7 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
         tensors(lambda s: s.update({"model.more.weight": torch.ones(1)})),
         "model.more.weight is (1,) and should be not there",
     ),
+    "other names": (tensors(bare), "model.embed_tokens.weight is missing: give the file of the whole model"),
     "no head": (tensors(lambda s: s.pop("lm_head.weight")), "does not say that it is the embedding"),
 }
 

@@ -233,6 +233,8 @@ def check_plain(config: Mapping[str, Any]) -> None:
 
 def shape_of(family: Family, shapes: Shapes, config: Mapping[str, Any]) -> DecoderShape:
     """The sizes by the tensors, and by the config what these leave open; both must agree."""
+    if (embedding := f"{family.embedding}.weight") not in shapes:
+        raise UserError(f"{embedding} is missing: give the file of the whole model, under its public names")
     first = f"{family.blocks}.0."
     number_of = re.compile(rf"{re.escape(family.blocks)}\.(\d+)\.")
     blocks = [int(found[1]) for name in shapes if (found := number_of.match(name))]
@@ -241,7 +243,7 @@ def shape_of(family: Family, shapes: Shapes, config: Mapping[str, Any]) -> Decod
     heads = whole(said["heads"], family.sizes["heads"][0])
     head = said.get("head") or rows["q"][0] // heads
     shape = DecoderShape(
-        width=(shapes[f"{family.embedding}.weight"] or (0,))[-1],
+        width=(shapes[embedding] or (0,))[-1],
         depth=1 + max(blocks, default=0),
         heads=heads,
         kv_heads=rows["k"][0] // whole(head, "head_dim"),
