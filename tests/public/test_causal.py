@@ -263,10 +263,13 @@ def changed(**words: Any) -> Callable[[Path], None]:
     return change
 
 
-def changed_tokens(folder: Path) -> None:
-    file = json.loads((folder / "tokenizer.json").read_text())
-    file["model"]["vocab"]["zz"] = ROWS
-    (folder / "tokenizer.json").write_text(json.dumps(file))
+def token(number: object) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        file = json.loads((folder / "tokenizer.json").read_text())
+        file["model"]["vocab"]["zz"] = number
+        (folder / "tokenizer.json").write_text(json.dumps(file))
+
+    return change
 
 
 def no_names(folder: Path) -> None:
@@ -291,13 +294,19 @@ def bare(state: dict[str, Tensor]) -> None:
 KEYS = "model.layers.1.self_attn.k_proj.weight"
 REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
     "no start": (without("eos_token_id", "bos_token_id"), "does not say eos_token_id"),
-    "start beyond": (changed(bos_token_id=ROWS), "has 320 rows"),
+    "start beyond": (changed(bos_token_id=ROWS), "config.json says bos_token_id 320, and the embedding has 320 rows"),
+    "start of no number": (changed(bos_token_id=True), "config.json says bos_token_id True, and the embedding"),
+    "strange architecture": (changed(architectures=[["x"]]), "is no causal model"),
+    "large base": (changed(rope_theta=10**400), "says rope_theta is a number that no machine computes with"),
+    "endless base": (changed(rope_theta=float("inf")), "says rope_theta is a number that no machine computes with"),
     "no architecture": (without("architectures"), "is no causal model"),
     "cut": (
         tensors(lambda s: s.update({KEYS: s[KEYS][:8].clone()})),
         "self_attn.k_proj.weight is (8, 32) and should be (16, 32)",
     ),
-    "tokens beyond": (changed_tokens, "beyond the 320 rows"),
+    "tokens beyond": (token(ROWS), "beyond the 320 rows"),
+    "tokens below": (token(-1), "has 'zz' as number -1, beyond the 320 rows"),
+    "tokens of no number": (token(True), "has 'zz' as number True, beyond the 320 rows"),
     "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "fetch the model's tokenizer"),
     "another tokenizer": (no_names, "no table of tokens"),
     "more tensors": (
@@ -368,7 +377,7 @@ def test_tokens_by_their_bytes(tmp_path: Path) -> None:
         (spaced, {b" ": 0, b" a": 1, b"b": 3, b"\n": 4}),
     ):
         (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}}))
-        assert bytes_of(tmp_path) == want
+        assert bytes_of(tmp_path, 5) == want
 
 
 def test_matching_a_decoder_of_another_size(home: Path) -> None:

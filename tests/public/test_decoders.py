@@ -274,6 +274,8 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "window": (config(use_sliding_window=True), "says use_sliding_window True"),
     "scalar": (changed(lambda s: s.update({"model.layers.0.mlp.gate_proj.weight": torch.tensor(1.0)})), "hidden"),
     "no end": (config("eos_token_id"), "does not say eos_token_id"),
+    "no number": (config(eos_token_id=[True]), "eos_token_id True, and the embedding has 320 rows"),
+    "mask of no number": (config(mask_token_id=True), "none of the 320 rows"),
     "mask": (config(mask_token_id=ROWS), "none of the 320 rows"),
     "tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "no tokenizer.json"),
     "other tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{}"), "not of this model"),

@@ -30,7 +30,16 @@ from tsdfm.nn.layers import without_weights
 from tsdfm.nn.network import fill
 from tsdfm.nn.settings import Shape
 from tsdfm.nn.velocity import VelocitySpec
-from tsdfm.public.decoders import FAMILIES, check_plain, end_of_text, head_is_tied, shape_of, theirs_of, unused_in
+from tsdfm.public.decoders import (
+    FAMILIES,
+    check_plain,
+    end_of_text,
+    head_is_tied,
+    is_id,
+    shape_of,
+    theirs_of,
+    unused_in,
+)
 from tsdfm.public.layouts import EMBEDDING, HEAD
 from tsdfm.public.model import fetch
 from tsdfm.public.tensors import PublicTensors, licence_of, open_tensors, read_config
@@ -76,7 +85,7 @@ def is_causal(source: Path) -> bool:
     if not (source / "config.json").is_file():
         return False
     named = read_config(source).get("architectures")
-    known = {"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+    known = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
     return isinstance(named, list) and any(word in known for word in named)
 
 
@@ -163,24 +172,31 @@ def from_llama(tensors: PublicTensors, config: Mapping[str, Any], folder: Path) 
         raise UserError(
             f"{folder} is no causal model of Llama's or Qwen's make: {wrong[0]} is {had} and should be {want}"
         )
-    ids = bytes_of(folder)
-    if max(ids.values(), default=0) >= rows:
-        raise UserError(f"the tokenizer in {folder} has tokens beyond the {rows} rows of the embedding: fetch it again")
-    begin = config.get("bos_token_id")
-    start = end_of_text({"eos_token_id": begin} if begin is not None else config, rows)
+    ids = bytes_of(folder, rows)
+    start = end_of_text(config, rows, "eos_token_id" if config.get("bos_token_id") is None else "bos_token_id")
     weights = {ours: tensors.get(theirs_of(ours, NAMES, tied), dtype=torch.float32) for ours in net.state_dict()}
     origin = {"source": folder.name, "layout": "causal", "files": tensors.sha256(), "licence": licence_of(config)}
     return Causal(replace(plain, cond=CONDITION), weights, ids, start, origin)
 
 
-def bytes_of(folder: Path) -> dict[bytes, int]:
-    """The tokens of a tokenizer.json by their bytes: written in byte symbols, or with ▁ for a space."""
+def tokens_in(folder: Path, rows: int) -> dict[str, int]:
+    """The tokens of a tokenizer.json as they are written there, each with one of so many rows."""
     if not (folder / FILE).is_file():
         raise UserError(f"no {FILE} in {folder}: fetch the model's tokenizer too")
-    file, symbols = read_json(folder / FILE), byte_symbols()
-    vocab = file.get("model", {}).get("vocab") if isinstance(file.get("model"), dict) else None
-    if not isinstance(vocab, dict) or not all(isinstance(i, int) for i in vocab.values()):
+    model = read_json(folder / FILE).get("model")
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    if not isinstance(vocab, dict):
         raise UserError(f"{folder / FILE} has no table of tokens: it is of no byte-pair tokenizer")
+    for token, i in vocab.items():
+        if not is_id(i, rows):
+            told = f"{token!r:.40} as number {i!r:.40}, beyond the {rows} rows of the embedding"
+            raise UserError(f"the tokenizer in {folder} has {told}: fetch it again")
+    return vocab
+
+
+def bytes_of(folder: Path, rows: int) -> dict[bytes, int]:
+    """The tokens of a tokenizer.json by their bytes: written in byte symbols, or with ▁ for a space."""
+    vocab, symbols = tokens_in(folder, rows), byte_symbols()
     spaced = "▁" in vocab and "Ġ" not in vocab
     found = dict[bytes, int]()
     for token, i in vocab.items():
@@ -188,7 +204,7 @@ def bytes_of(folder: Path) -> dict[bytes, int]:
         if raw:
             found.setdefault(bytes([int(raw[1], 16)]), i)
         elif spaced:
-            found[token.replace("▁", " ").encode()] = i
+            found[token.replace("▁", " ").encode(errors="surrogatepass")] = i
         elif symbols.keys() >= {*token}:
             found[bytes(symbols[c] for c in token)] = i
     return found

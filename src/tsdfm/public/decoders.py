@@ -13,10 +13,11 @@ tokenizer, which changes no answer.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from tsdfm.errors import UserError
 from tsdfm.methods import method
@@ -276,13 +277,15 @@ def number(config: Mapping[str, Any], word: str) -> float:
     value = config.get(word, inner.get(word) if isinstance(inner, Mapping) else None)
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise UserError(f"config.json does not say {word}, which the tensors leave open: fetch it too")
+    if not abs(value) <= sys.float_info.max:
+        raise UserError(f"config.json says {word} is a number that no machine computes with: fetch it again")
     return float(value)
 
 
 def mask_of(family: Family, config: Mapping[str, Any], rows: int, given: int | None) -> int:
     """The mask token's row: as given, as the config says, or as the public models have it."""
     found = config.get("mask_token_id", family.mask) if given is None else given
-    if not isinstance(found, int) or not 0 <= found < rows:
+    if not is_id(found, rows):
         raise UserError(f"the mask token {found} is none of the {rows} rows of the embedding: give --mask")
     return found
 
@@ -306,14 +309,19 @@ def words_of(kind: str, shape: DecoderShape) -> dict[str, Any]:
     return {**words, "jump": f"llada:{shape.block}"} if shape.block else words
 
 
-def end_of_text(config: Mapping[str, Any], rows: int) -> int:
-    """The id of end-of-text, one of so many; the first of several."""
-    found = config.get("eos_token_id")
+def is_id(value: object, rows: int) -> TypeGuard[int]:
+    """Is it the number of one of so many rows? True and False are none."""
+    return type(value) is int and 0 <= value < rows
+
+
+def end_of_text(config: Mapping[str, Any], rows: int, word: str = "eos_token_id") -> int:
+    """The id of end-of-text, one of so many, by the config's `word`; the first of several."""
+    found = config.get(word)
     found = found[0] if isinstance(found, list) and found else found
-    if not isinstance(found, int):
-        raise UserError("config.json does not say eos_token_id, with which texts end: fetch it too")
-    if not 0 <= found < rows:
-        raise UserError(f"config.json says eos_token_id {found}, and the embedding has {rows} rows: they disagree")
+    if found is None:
+        raise UserError(f"config.json does not say {word}, with which texts end: fetch it too")
+    if not is_id(found, rows):
+        raise UserError(f"config.json says {word} {found!r}, and the embedding has {rows} rows: they disagree")
     return found
 
 
