@@ -276,6 +276,13 @@ def no_names(folder: Path) -> None:
     (folder / "tokenizer.json").write_text('{"model": {"type": "Unigram", "vocab": [["a", 0]]}}')
 
 
+def only(vocab: dict[str, int]) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}}))
+
+    return change
+
+
 def tensors(change: Callable[[dict[str, Tensor]], object]) -> Callable[[Path], None]:
     def work(folder: Path) -> None:
         state = load_file(folder / "model.safetensors")
@@ -309,6 +316,9 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
     "tokens of no number": (token(True), "has 'zz' as number True, beyond the 320 rows"),
     "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "fetch the model's tokenizer"),
     "another tokenizer": (no_names, "no table of tokens"),
+    "empty tokenizer": (only({}), "no token of known bytes"),
+    "unreadable tokenizer": (only({"ж": 0}), "no token of known bytes"),
+    "foreign tokenizer": (only({"z": 0}), "cannot be spelled in the model's: fetch its own tokenizer"),
     "more tensors": (
         tensors(lambda s: s.update({"model.more.weight": torch.ones(1)})),
         "model.more.weight is (1,) and should be not there",
@@ -369,12 +379,14 @@ def test_a_recipe_is_refused_before_it_begins(
 
 
 def test_tokens_by_their_bytes(tmp_path: Path) -> None:
-    """▁ inside some token of a byte-level file does not make it one that writes spaces so."""
+    """▁ inside some token of a byte-level file does not make it one that writes spaces so, nor a letter Ġ the other."""
     byte_level = {"Ġ": 0, "Ġa": 1, "<begin▁of>": 2, "b": 3}
     spaced = {"▁": 0, "▁a": 1, "<0x62>": 2, "b": 3, "<0x0A>": 4}
+    maltese = {"▁": 0, "▁a": 1, "Ġ": 2, "\ud800": 3}
     for vocab, want in (
         (byte_level, {b" ": 0, b" a": 1, b"b": 3}),
         (spaced, {b" ": 0, b" a": 1, b"b": 3, b"\n": 4}),
+        (maltese, {b" ": 0, b" a": 1, "Ġ".encode(): 2, b"\xed\xa0\x80": 3}),
     ):
         (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}}))
         assert bytes_of(tmp_path, 5) == want

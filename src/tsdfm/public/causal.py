@@ -65,6 +65,9 @@ class Causal:
     def rows_for(self, pieces: Sequence[bytes]) -> tuple[Tensor, Tensor]:
         """Rows [V, D] of the embedding and of the head for tokens of these bytes; one without any is end-of-text."""
         spelled = [self.spell(piece) for piece in pieces]
+        longer = [ids for piece, ids in zip(pieces, spelled, strict=True) if len(piece) > 1]  # than a fallback's byte
+        if 2 * (lost := longer.count([self.start])) > len(longer):
+            raise UserError(f"{lost} of {len(longer)} tokens cannot be spelled in the model's: fetch its own tokenizer")
         embedding = torch.stack([self.weights[EMBEDDING][ids].mean(0) for ids in spelled])
         return embedding, self.weights[HEAD][[ids[0] for ids in spelled]]
 
@@ -195,9 +198,12 @@ def tokens_in(folder: Path, rows: int) -> dict[str, int]:
 
 
 def bytes_of(folder: Path, rows: int) -> dict[bytes, int]:
-    """The tokens of a tokenizer.json by their bytes: written in byte symbols, or with ▁ for a space."""
+    """The tokens of a tokenizer.json by their bytes: in byte symbols (Ġ for a space), or with ▁ for a space.
+
+    It is the one of the two that begins more tokens.
+    """
     vocab, symbols = tokens_in(folder, rows), byte_symbols()
-    spaced = "▁" in vocab and "Ġ" not in vocab
+    spaced = sum(token.startswith("▁") for token in vocab) > sum(token.startswith("Ġ") for token in vocab)
     found = dict[bytes, int]()
     for token, i in vocab.items():
         raw = RAW_BYTE.fullmatch(token) if spaced else None
@@ -207,4 +213,6 @@ def bytes_of(folder: Path, rows: int) -> dict[bytes, int]:
             found[token.replace("▁", " ").encode(errors="surrogatepass")] = i
         elif symbols.keys() >= {*token}:
             found[bytes(symbols[c] for c in token)] = i
+    if not found:
+        raise UserError(f"{folder / FILE} has no token of known bytes: fetch the tokenizer of this model")
     return found
