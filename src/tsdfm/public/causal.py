@@ -75,8 +75,10 @@ class Causal:
         """The model's tokens of some bytes, always the longest that fits; bytes it has no token for are left out."""
         found, at = list[int](), 0
         while at < len(piece):
-            end = next((end for end in range(len(piece), at, -1) if piece[at:end] in self.ids), at + 1)
-            found += [self.ids[piece[at:end]]] if piece[at:end] in self.ids else []
+            for end in range(len(piece), at, -1):  # where none fits, it ends after the first byte
+                if (token := self.ids.get(piece[at:end])) is not None:
+                    found.append(token)
+                    break
             at = end
         return found or [self.start]
 
