@@ -436,7 +436,9 @@ def test_what_a_decoder_cannot_do_is_refused(home: Path, tmp_path: Path, capsys:
     assert main(["student", *words, "--dropout", "0.2"]) == 2
     assert "has no dropout" in capsys.readouterr().err
     assert main(["train", "idlm", *words, "--latent"]) == 2
-    assert "no latent number" in capsys.readouterr().err
+    assert "no latent number, and idlm would tell it one" in capsys.readouterr().err
+    assert main(["train", "di4c", *words]) == 2
+    assert "no latent number, and di4c would tell it one" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
