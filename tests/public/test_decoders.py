@@ -184,6 +184,17 @@ def test_a_tied_head_is_the_embedding_whatever_stands_beside_it(tmp_path: Path) 
     assert left == {"lm_head.weight": "the embedding is the head"}
 
 
+@pytest.mark.parametrize("shard", ["model-1.safetensors", "model-2.safetensors"])
+def test_of_several_files_the_bad_one_is_named(shard: str, tmp_path: Path) -> None:
+    write_decoder("dream", tmp_path / "public")
+    path = tmp_path / "public" / shard
+    state = load_file(path)
+    next(iter(state.values())).fill_(float("nan"))
+    save_file(state, path)
+    with pytest.raises(UserError, match=rf"{shard} has numbers that are not finite"):
+        run(ImportSettings(source=str(tmp_path / "public"), out=tmp_path / "run"))
+
+
 def test_weights_stay_in_bf16(tmp_path: Path) -> None:
     write_decoder("dream", tmp_path / "public")
     for file in sorted((tmp_path / "public").glob("*.safetensors")):
