@@ -341,6 +341,7 @@ def test_refusals(case: str, home: Path, tmp_path: Path, capsys: pytest.CaptureF
 
 IGNORED = {
     "kind": (["--tokens", "TOKENS", "--kind", "mdlm"], "--kind is not for a causal model"),
+    "mask": (["--tokens", "TOKENS", "--mask", "0"], "--mask is not for a causal model"),
     "length": (["--tokens", "TOKENS", "--length", "9"], "--length is not for a causal model"),
     "revision": (["--tokens", "TOKENS", "--revision", "main"], "leave it out"),
     "noise": (["--noise", "mask"], "give --tokens too"),

@@ -101,8 +101,8 @@ def read_public(
             tensors.shapes, config, tokenizer or beside, length=length, schedule=SCHEDULE, **words
         )
     else:
-        for name, value in {**words, "length": length}.items():
-            if value and name != "kind":
+        for name, given in {"mask": mask is not None, "block": block != 0, "length": length != 0}.items():
+            if given:
                 raise UserError(f"--{name} is for llada, dream and sdar, and this is none of them: leave it out")
         made = tokenizer_for(tokenizer, beside, known=OWN in config)
         found, spec, made = read_ddit(tensors.shapes, config, made, kind, heads)
