@@ -24,6 +24,7 @@ from tsdfm.compass.settings import CompassNet, CompassSettings
 from tsdfm.corpus.storyteller import START, storyteller_in
 from tsdfm.errors import UserError
 from tsdfm.nn.decoder import Decoder
+from tsdfm.nn.network import condition_of
 from tsdfm.nn.velocity import Velocity, VelocitySpec, load_velocity
 from tsdfm.public.card import card
 from tsdfm.public.causal import Causal, bytes_of, read_causal, start_for
@@ -493,3 +494,27 @@ def test_a_trained_decoder_does_not_lie_in_its_file(home: Path, tmp_path: Path) 
         there.seek(file.stat().st_size // 2)
         there.write(bytes(file.stat().st_size // 2))
     torch.testing.assert_close(dict(found.net.state_dict()), weights, atol=0, rtol=0)
+
+
+def test_new_weights_are_those_of_a_fresh_network(home: Path) -> None:
+    """As drawn from seed 0, and nobody else's generator is touched for it."""
+    before = torch.get_rng_state()
+    spec, weights, _ = start_for(home / "teller", home / "tokens", "mask")
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(0)
+    fresh = spec.network().state_dict()
+    assert list(weights) == list(fresh)
+    for name in condition_of(fresh):
+        assert torch.equal(weights[name], fresh[name]), name
+
+
+def test_what_memory_cannot_hold_is_not_loaded(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_causal("Llama", tmp_path / "model")
+    tensors(lambda s: s["model.norm.weight"].fill_(float("nan")))(tmp_path / "model")
+    (tmp_path / "limit").write_text("100000")
+    monkeypatch.setattr("tsdfm.machine.LIMITS", (str(tmp_path / "limit"),))  # as of a small container
+    with pytest.raises(UserError, match=r"weights needs .* of memory.*: take a smaller causal model"):
+        start_for(tmp_path / "model", home / "tokens", "uniform")
+    (tmp_path / "limit").write_text("10000000")
+    with pytest.raises(UserError, match="not finite"):
+        start_for(tmp_path / "model", home / "tokens", "uniform")

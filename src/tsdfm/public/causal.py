@@ -25,11 +25,12 @@ from torch import Tensor
 
 from tsdfm.corpus.storyteller import START, Storyteller, storyteller_in, weights_in
 from tsdfm.errors import UserError
+from tsdfm.machine import check_memory
 from tsdfm.nn.decoder import CONDITION, Decoder, DecoderShape
-from tsdfm.nn.layers import without_weights
-from tsdfm.nn.network import fill
+from tsdfm.nn.layers import ScalarEmbedding, without_weights
+from tsdfm.nn.network import condition_of
 from tsdfm.nn.settings import Shape
-from tsdfm.nn.velocity import VelocitySpec
+from tsdfm.nn.velocity import VelocitySpec, assembled
 from tsdfm.public.decoders import (
     FAMILIES,
     check_plain,
@@ -129,10 +130,20 @@ def start_for(source: Path, tokens: Path, noise: str) -> tuple[VelocitySpec, dic
     embedding, head = causal.rows_for(rows.tokenizer.pieces)
     more = spec.flow_source().tokens - rows.vocab_size  # a row for [MASK], where there is one
     embedding = torch.cat([embedding, embedding.mean(0, keepdim=True).expand(more, -1)])
-    torch.manual_seed(0)  # of the new weights, which do nothing at first
-    net = spec.network()
-    fill(net, {**causal.weights, EMBEDDING: embedding, HEAD: head})
-    return spec, net.state_dict(), causal.origin
+    weights = {**causal.weights, EMBEDDING: embedding, HEAD: head, **new_condition(spec)}
+    return spec, assembled(spec, weights.items(), "cpu").state_dict(), causal.origin
+
+
+def new_condition(spec: VelocitySpec) -> dict[str, Tensor]:
+    """The weights of a fresh condition, as `spec.network()` draws them: an embedding of t, and maps that are zero."""
+    with without_weights():
+        wanted = spec.network().state_dict()
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        torch.nn.Embedding(*wanted[EMBEDDING].shape)  # which a network draws first
+        time = ScalarEmbedding(spec.shape.cond).state_dict()
+    zero = {name: torch.zeros(wanted[name].shape) for name in condition_of(wanted)}
+    return zero | {f"time.{name}": tensor for name, tensor in time.items()}
 
 
 def read_causal(source: Path) -> Causal:
@@ -177,6 +188,8 @@ def from_llama(tensors: PublicTensors, config: Mapping[str, Any], folder: Path) 
         raise UserError(
             f"{folder} is no causal model of Llama's or Qwen's make: {wrong[0]} is {had} and should be {want}"
         )
+    count = sum(tensor.numel() for tensor in net.state_dict().values())
+    check_memory(4 * count, f"a start of {count:,} weights", "take a smaller causal model")
     ids = bytes_of(folder, rows)
     start = end_of_text(config, rows, "eos_token_id" if config.get("bos_token_id") is None else "bos_token_id")
     weights = {ours: tensors.get(theirs_of(ours, NAMES, tied), dtype=torch.float32) for ours in net.state_dict()}
