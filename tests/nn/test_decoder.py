@@ -135,3 +135,4 @@ def test_a_condition_starts_at_nothing_and_can_be_learned() -> None:
         fill(told, {name: weight for name, weight in plain.state_dict().items() if name != "norm.weight"})
     with pytest.raises(UserError, match="needs a condition"):
         Decoder(shape, vocab=9, tokens=10, step_size=True)
+    assert told_decoder(None, told=True) is None

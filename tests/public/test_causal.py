@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tests.judges.test_storyteller import write_storyteller
 from tests.public.test_decoders import BPE_ENGINE, END, ROWS, THEIRS, config_of, module
 from torch import Tensor
@@ -24,10 +24,16 @@ from tsdfm.compass.settings import CompassNet, CompassSettings
 from tsdfm.corpus.storyteller import START, storyteller_in
 from tsdfm.errors import UserError
 from tsdfm.nn.decoder import Decoder
+from tsdfm.nn.network import condition_of
 from tsdfm.nn.velocity import Velocity, VelocitySpec, load_velocity
+from tsdfm.public.card import card
 from tsdfm.public.causal import Causal, bytes_of, read_causal, start_for
+from tsdfm.public.export import write_folder
 from tsdfm.public.layouts import EMBEDDING, HEAD
+from tsdfm.public.run import run as import_
+from tsdfm.public.settings import ImportSettings
 from tsdfm.tokens.rows import TokenRows
+from tsdfm.tokens.tokenizer import load_tokenizer
 
 CAUSAL = {"Llama": "llada", "Qwen2": "dream", "Qwen3": "sdar"}
 
@@ -54,7 +60,8 @@ def write_causal(make: str, folder: Path) -> Any:
     save_file(state, folder / "model.safetensors")
     config = theirs.config.to_dict() | {"architectures": [f"{make}ForCausalLM"], "eos_token_id": END}
     config |= {"rope_theta": THEIRS[kind][1]["theta"], "bos_token_id": None}
-    config = {name: value for name, value in config.items() if name in {*config_of("dream"), "architectures"}}
+    kept = {*config_of("dream"), "architectures", "tie_word_embeddings"}
+    config = {name: value for name, value in config.items() if name in kept}
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
     BPE_ENGINE.save(str(folder / "tokenizer.json"))
     return theirs
@@ -84,6 +91,13 @@ def test_a_public_causal_model_is_the_same_network(make: str, tmp_path: Path) ->
     with torch.no_grad():
         want = theirs(tokens).logits
     torch.testing.assert_close(masked_again(read_causal(tmp_path / "model"), tokens), want, atol=1e-5, rtol=1e-5)
+
+
+def test_a_tied_head_is_the_embedding_whatever_stands_beside_it(tmp_path: Path) -> None:
+    write_causal("Qwen3", tmp_path / "model")
+    tensors(lambda s: s.update({"lm_head.weight": torch.ones(ROWS, 32)}))(tmp_path / "model")
+    found = read_causal(tmp_path / "model").weights
+    assert torch.equal(found[HEAD], found[EMBEDDING])
 
 
 def test_rows_of_tokens() -> None:
@@ -250,40 +264,68 @@ def changed(**words: Any) -> Callable[[Path], None]:
     return change
 
 
-def cut(folder: Path) -> None:
-    from safetensors.torch import load_file
+def token(number: object) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        file = json.loads((folder / "tokenizer.json").read_text())
+        file["model"]["vocab"]["zz"] = number
+        (folder / "tokenizer.json").write_text(json.dumps(file))
 
-    state = load_file(folder / "model.safetensors")
-    name = "model.layers.1.self_attn.k_proj.weight"
-    save_file({**state, name: state[name][:8].clone()}, folder / "model.safetensors")
-
-
-def changed_tokens(folder: Path) -> None:
-    file = json.loads((folder / "tokenizer.json").read_text())
-    file["model"]["vocab"]["zz"] = ROWS
-    (folder / "tokenizer.json").write_text(json.dumps(file))
+    return change
 
 
 def no_names(folder: Path) -> None:
     (folder / "tokenizer.json").write_text('{"model": {"type": "Unigram", "vocab": [["a", 0]]}}')
 
 
-def other_tensors(folder: Path) -> None:
-    from safetensors.torch import load_file
+def only(vocab: dict[str, int]) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}}))
 
-    state = load_file(folder / "model.safetensors")
-    save_file({**state, "model.more.weight": torch.ones(1)}, folder / "model.safetensors")
+    return change
 
 
+def tensors(change: Callable[[dict[str, Tensor]], object]) -> Callable[[Path], None]:
+    def work(folder: Path) -> None:
+        state = load_file(folder / "model.safetensors")
+        change(state)
+        save_file(state, folder / "model.safetensors")
+
+    return work
+
+
+def bare(state: dict[str, Tensor]) -> None:
+    """The names of a body that was saved without its head's module around it."""
+    for name in list(state):
+        state[name.removeprefix("model.")] = state.pop(name)
+
+
+KEYS = "model.layers.1.self_attn.k_proj.weight"
 REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
     "no start": (without("eos_token_id", "bos_token_id"), "does not say eos_token_id"),
-    "start beyond": (changed(bos_token_id=ROWS), "has 320 rows"),
+    "start beyond": (changed(bos_token_id=ROWS), "config.json says bos_token_id 320, and the embedding has 320 rows"),
+    "start of no number": (changed(bos_token_id=True), "config.json says bos_token_id True, and the embedding"),
+    "strange architecture": (changed(architectures=[["x"]]), "is no causal model"),
+    "large base": (changed(rope_theta=10**400), "says rope_theta is a number that no machine computes with"),
+    "endless base": (changed(rope_theta=float("inf")), "says rope_theta is a number that no machine computes with"),
     "no architecture": (without("architectures"), "is no causal model"),
-    "cut": (cut, "self_attn.k_proj.weight is (8, 32) and should be (16, 32)"),
-    "tokens beyond": (changed_tokens, "beyond the 320 rows"),
+    "cut": (
+        tensors(lambda s: s.update({KEYS: s[KEYS][:8].clone()})),
+        "self_attn.k_proj.weight is (8, 32) and should be (16, 32)",
+    ),
+    "tokens beyond": (token(ROWS), "beyond the 320 rows"),
+    "tokens below": (token(-1), "has 'zz' as number -1, beyond the 320 rows"),
+    "tokens of no number": (token(True), "has 'zz' as number True, beyond the 320 rows"),
     "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "fetch the model's tokenizer"),
     "another tokenizer": (no_names, "no table of tokens"),
-    "more tensors": (other_tensors, "model.more.weight is (1,) and should be not there"),
+    "empty tokenizer": (only({}), "no token of known bytes"),
+    "unreadable tokenizer": (only({"ж": 0}), "no token of known bytes"),
+    "foreign tokenizer": (only({"z": 0}), "cannot be spelled in the model's: fetch its own tokenizer"),
+    "more tensors": (
+        tensors(lambda s: s.update({"model.more.weight": torch.ones(1)})),
+        "model.more.weight is (1,) and should be not there",
+    ),
+    "other names": (tensors(bare), "model.embed_tokens.weight is missing: give the file of the whole model"),
+    "no head": (tensors(lambda s: s.pop("lm_head.weight")), "does not say that it is the embedding"),
 }
 
 
@@ -300,6 +342,7 @@ def test_refusals(case: str, home: Path, tmp_path: Path, capsys: pytest.CaptureF
 
 IGNORED = {
     "kind": (["--tokens", "TOKENS", "--kind", "mdlm"], "--kind is not for a causal model"),
+    "mask": (["--tokens", "TOKENS", "--mask", "0"], "--mask is not for a causal model"),
     "length": (["--tokens", "TOKENS", "--length", "9"], "--length is not for a causal model"),
     "revision": (["--tokens", "TOKENS", "--revision", "main"], "leave it out"),
     "noise": (["--noise", "mask"], "give --tokens too"),
@@ -338,15 +381,17 @@ def test_a_recipe_is_refused_before_it_begins(
 
 
 def test_tokens_by_their_bytes(tmp_path: Path) -> None:
-    """▁ inside some token of a byte-level file does not make it one that writes spaces so."""
+    """▁ inside some token of a byte-level file does not make it one that writes spaces so, nor a letter Ġ the other."""
     byte_level = {"Ġ": 0, "Ġa": 1, "<begin▁of>": 2, "b": 3}
     spaced = {"▁": 0, "▁a": 1, "<0x62>": 2, "b": 3, "<0x0A>": 4}
+    maltese = {"▁": 0, "▁a": 1, "Ġ": 2, "\ud800": 3}
     for vocab, want in (
         (byte_level, {b" ": 0, b" a": 1, b"b": 3}),
         (spaced, {b" ": 0, b" a": 1, b"b": 3, b"\n": 4}),
+        (maltese, {b" ": 0, b" a": 1, "Ġ".encode(): 2, b"\xed\xa0\x80": 3}),
     ):
         (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}}))
-        assert bytes_of(tmp_path) == want
+        assert bytes_of(tmp_path, 5) == want
 
 
 def test_matching_a_decoder_of_another_size(home: Path) -> None:
@@ -393,7 +438,9 @@ def test_what_a_decoder_cannot_do_is_refused(home: Path, tmp_path: Path, capsys:
     assert main(["student", *words, "--dropout", "0.2"]) == 2
     assert "has no dropout" in capsys.readouterr().err
     assert main(["train", "idlm", *words, "--latent"]) == 2
-    assert "no latent number" in capsys.readouterr().err
+    assert "no latent number, and idlm would tell it one" in capsys.readouterr().err
+    assert main(["train", "di4c", *words]) == 2
+    assert "no latent number, and di4c would tell it one" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
@@ -410,3 +457,64 @@ def test_a_compass_sees_by_blocks_where_its_decoder_does(home: Path) -> None:
     seen[0][0, 1].sum().backward()  # of the first block of two
     assert embedded.grad is not None
     assert (embedded.grad[0].abs().sum(-1) > 0).tolist() == [True, True, False, False, False, False]
+
+
+@pytest.mark.parametrize(("said", "want"), [("apache-2.0", "apache-2.0"), ("mit\ntags: [evil]", None), (["mit"], None)])
+def test_a_licence_is_one_word(said: Any, want: str | None, home: Path, tmp_path: Path) -> None:
+    """It stands in the front matter of cards, and a config is someone else's."""
+    write_causal("Qwen2", tmp_path / "model")
+    changed(license=said)(tmp_path / "model")
+    spec, _, origin = start_for(tmp_path / "model", home / "tokens", "uniform")
+    assert origin["licence"] == want
+    for place in ("origin", "descent"):
+        manifest = {place: {"source": "them", "layout": "causal", "licence": said}}
+        assert card("tsdfm", spec, manifest, "00").startswith(f"---\nlicense: {want or 'other'}\nlibrary_name: tsdfm\n")
+
+
+def test_a_decoder_that_is_told_the_time_is_float32(home: Path, tmp_path: Path) -> None:
+    """Whatever its file is, and wherever that goes: its condition is reckoned in float32."""
+    tokens = home / "tokens"
+    spec, weights, _ = start_for(home / "teller", tokens, "uniform")
+    half = {name: (tensor + 0.01).bfloat16() for name, tensor in weights.items()}  # as if it had been trained
+    write_folder(tmp_path / "public", spec, load_tokenizer(tokens), half, {}, {})
+    made = import_(ImportSettings(source=str(tmp_path / "public"), out=tmp_path / "run"))
+    wanted = {name: tensor.float() for name, tensor in half.items()}
+    for source in (tmp_path / "public", made):
+        model = tsdfm.load(source, "cpu")
+        assert model.sample(n=1, steps=2, seed=0).tokens.shape == (1, 48)
+        torch.testing.assert_close(dict(model.velocity.net.state_dict()), wanted, atol=0, rtol=0)
+
+
+def test_a_trained_decoder_does_not_lie_in_its_file(home: Path, tmp_path: Path) -> None:
+    _, weights, _ = start_for(home / "teller", home / "tokens", "uniform")
+    made = import_(ImportSettings(source=str(home / "teller"), tokens=home / "tokens", out=tmp_path / "run"))
+    found = load_velocity(made, which="model")
+    (file,) = found.checkpoint.glob("model.safetensors")  # type: ignore[union-attr]
+    with file.open("r+b") as there:
+        there.seek(file.stat().st_size // 2)
+        there.write(bytes(file.stat().st_size // 2))
+    torch.testing.assert_close(dict(found.net.state_dict()), weights, atol=0, rtol=0)
+
+
+def test_new_weights_are_those_of_a_fresh_network(home: Path) -> None:
+    """As drawn from seed 0, and nobody else's generator is touched for it."""
+    before = torch.get_rng_state()
+    spec, weights, _ = start_for(home / "teller", home / "tokens", "mask")
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(0)
+    fresh = spec.network().state_dict()
+    assert list(weights) == list(fresh)
+    for name in condition_of(fresh):
+        assert torch.equal(weights[name], fresh[name]), name
+
+
+def test_what_memory_cannot_hold_is_not_loaded(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_causal("Llama", tmp_path / "model")
+    tensors(lambda s: s["model.norm.weight"].fill_(float("nan")))(tmp_path / "model")
+    (tmp_path / "limit").write_text("100000")
+    monkeypatch.setattr("tsdfm.machine.LIMITS", (str(tmp_path / "limit"),))  # as of a small container
+    with pytest.raises(UserError, match=r"weights needs .* of memory.*: take a smaller causal model"):
+        start_for(tmp_path / "model", home / "tokens", "uniform")
+    (tmp_path / "limit").write_text("10000000")
+    with pytest.raises(UserError, match="not finite"):
+        start_for(tmp_path / "model", home / "tokens", "uniform")

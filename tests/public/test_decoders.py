@@ -184,6 +184,17 @@ def test_a_tied_head_is_the_embedding_whatever_stands_beside_it(tmp_path: Path) 
     assert left == {"lm_head.weight": "the embedding is the head"}
 
 
+@pytest.mark.parametrize("shard", ["model-1.safetensors", "model-2.safetensors"])
+def test_of_several_files_the_bad_one_is_named(shard: str, tmp_path: Path) -> None:
+    write_decoder("dream", tmp_path / "public")
+    path = tmp_path / "public" / shard
+    state = load_file(path)
+    next(iter(state.values())).fill_(float("nan"))
+    save_file(state, path)
+    with pytest.raises(UserError, match=rf"{shard} has numbers that are not finite"):
+        run(ImportSettings(source=str(tmp_path / "public"), out=tmp_path / "run"))
+
+
 def test_weights_stay_in_bf16(tmp_path: Path) -> None:
     write_decoder("dream", tmp_path / "public")
     for file in sorted((tmp_path / "public").glob("*.safetensors")):
@@ -274,6 +285,8 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "window": (config(use_sliding_window=True), "says use_sliding_window True"),
     "scalar": (changed(lambda s: s.update({"model.layers.0.mlp.gate_proj.weight": torch.tensor(1.0)})), "hidden"),
     "no end": (config("eos_token_id"), "does not say eos_token_id"),
+    "no number": (config(eos_token_id=[True]), "eos_token_id True, and the embedding has 320 rows"),
+    "mask of no number": (config(mask_token_id=True), "none of the 320 rows"),
     "mask": (config(mask_token_id=ROWS), "none of the 320 rows"),
     "tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "no tokenizer.json"),
     "other tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{}"), "not of this model"),

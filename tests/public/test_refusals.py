@@ -96,7 +96,9 @@ def test_a_bad_file_is_refused(case: str, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("words", [{"part": "x"}, {"length": 8}, {"mask": 5}, {"block": 4}, {"revision": "main"}])
+@pytest.mark.parametrize(
+    "words", [{"part": "x"}, {"length": 8}, {"mask": 5}, {"mask": 0}, {"block": 4}, {"revision": "main"}]
+)
 def test_a_flag_that_does_nothing_is_said(words: dict[str, Any], tmp_path: Path) -> None:
     folder = write_public("mdlm", tmp_path / "public")
     with pytest.raises(UserError, match=f"--{next(iter(words))} .*leave it out"):

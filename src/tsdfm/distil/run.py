@@ -92,9 +92,10 @@ def spec_for(settings: DistilSettings, origin: VelocitySpec, method: Distils) ->
     dropout = origin.shape.dropout if settings.dropout is None else settings.dropout
     shape = replace(origin.shape, dropout=dropout, checkpoint=settings.checkpoint)
     before = origin.rounds if origin.method == method.name else 0
-    decoder = None if origin.decoder is None else told_decoder(origin.decoder, known["step_size"])
+    decoder = told_decoder(origin.decoder, known["step_size"])
     if decoder is not None and (known.get("latent") or dropout):
-        what = "is told no latent number: leave out latent" if known.get("latent") else "has no dropout: leave it out"
+        latent = f"is told no latent number, and {method.name} would tell it one: use a method, or settings, without"
+        what = latent if known.get("latent") else "has no dropout: leave it out"
         raise UserError(f"{settings.init_from} is a decoder, which {what}")
     return replace(origin, shape=shape, **known, decoder=decoder, rounds=before + method.rounds(settings))
 

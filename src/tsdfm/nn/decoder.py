@@ -12,6 +12,7 @@ Shapes: B batch, L length, D width, C condition width, E head size, |V| columns.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -47,12 +48,13 @@ class DecoderShape(Settings):
             raise UserError("a decoder's sizes are at least 1, its head size is even, and kv_heads divides heads")
 
 
+AnyShape = TypeVar("AnyShape", bound=DecoderShape | None)
 CONDITION = 128  # width of the condition of a decoder that was told nothing, and will be
 
 
-def told_decoder(shape: DecoderShape, told: bool) -> DecoderShape:
-    """The same decoder with a condition, if it is to be `told` t or h."""
-    return replace(shape, cond=CONDITION) if told and not shape.cond else shape
+def told_decoder(shape: AnyShape, told: bool) -> AnyShape:
+    """The same decoder with a condition, if it is to be `told` t or h; none of none."""
+    return replace(shape, cond=CONDITION) if shape is not None and told and not shape.cond else shape
 
 
 def seen_by(block: int, length: int, device: torch.device) -> Tensor | None:

@@ -79,6 +79,10 @@ class VelocitySpec(Settings):
             return Decoder(self.decoder, vocab=self.vocab, tokens=tokens, checkpoint=again, **told)
         return DDiT(self.shape, vocab=self.vocab, tokens=tokens, latent=self.latent, **told)
 
+    def plain_decoder(self) -> bool:
+        """Is it a decoder without a condition? Its weights may be large, of 16 bits, and stay in their file."""
+        return self.decoder is not None and not self.decoder.cond
+
     def plain(self) -> dict[str, Any]:
         """For a manifest."""
         return dict(to_dict(self))
@@ -212,7 +216,7 @@ def load_velocity(
     if spec.decoder is None:
         check_size(spec.shape, spec.vocab, spec.length)
     try:
-        net = assembled(spec, found.weights().items(), device, copy=spec.decoder is None)
+        net = assembled(spec, found.weights().items(), device, copy=not spec.plain_decoder())
     except ValueError as problem:
         raise UserError(f"the weights in {found.place} do not fit its manifest: {problem}") from None
     return Velocity(spec, net, spec.flow_source(), spec.flow_schedule(), found.place, found.sha256)
@@ -223,9 +227,9 @@ def assembled(
 ) -> TokenNet:
     """A frozen network of these weights by name, on the device, each in memory once.
 
-    Weights are float32; those of a decoder stay what they are, bf16 in public files. Others than the network's, in
-    number or shape, are a ValueError. Without `copy`, weights of a mapped file stay in it, where they lie at other
-    addresses than a network's own: products may round otherwise in the last bit.
+    Weights are float32; those of a decoder without a condition stay what they are, bf16 in public files. Others than
+    the network's, in number or shape, are a ValueError. Without `copy`, weights of a mapped file stay in it, where they
+    lie at other addresses than a network's own: products may round otherwise in the last bit.
     """
     with without_weights():
         net = spec.network()
@@ -233,7 +237,7 @@ def assembled(
     for name, tensor in weights:
         if wanted.pop(name, None) != tensor.shape:
             raise ValueError(f"{name} {list(tensor.shape)} has no place in it")
-        placed = tensor.to(device, tensor.dtype if spec.decoder is not None else torch.float32, copy=copy)
+        placed = tensor.to(device, tensor.dtype if spec.plain_decoder() else torch.float32, copy=copy)
         owner, _, last = name.rpartition(".")
         net.get_submodule(owner).register_parameter(last, nn.Parameter(placed, requires_grad=False))
     if wanted:

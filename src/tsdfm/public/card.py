@@ -9,6 +9,7 @@ from typing import Any
 
 from tsdfm.errors import UserError
 from tsdfm.nn.velocity import VelocitySpec
+from tsdfm.public.tensors import licence_of
 from tsdfm.store.files import read_any_json, read_json
 from tsdfm.store.manifest import NAME as MANIFEST
 
@@ -36,7 +37,7 @@ def card(
     """
     origin, descent = manifest.get("origin") or {}, manifest.get("descent") or {}
     title = spec.method or kind
-    licence = licence or origin.get("licence") or descent.get("licence") or "other"
+    licence = licence or licence_of(origin) or licence_of(descent) or "other"
     block = ["---", f"license: {licence}", "library_name: tsdfm"]
     block += ["pipeline_tag: text-generation", "tags:", "- discrete-diffusion", f"- {title}", "---"]
     made = "Trained with tsdfm." if manifest else "Uploaded from memory, without a run that says where it is from."

@@ -25,15 +25,25 @@ from torch import Tensor
 
 from tsdfm.corpus.storyteller import START, Storyteller, storyteller_in, weights_in
 from tsdfm.errors import UserError
+from tsdfm.machine import check_memory
 from tsdfm.nn.decoder import CONDITION, Decoder, DecoderShape
-from tsdfm.nn.layers import without_weights
-from tsdfm.nn.network import fill
+from tsdfm.nn.layers import ScalarEmbedding, without_weights
+from tsdfm.nn.network import condition_of
 from tsdfm.nn.settings import Shape
-from tsdfm.nn.velocity import VelocitySpec
-from tsdfm.public.decoders import FAMILIES, check_plain, end_of_text, shape_of, theirs_of
+from tsdfm.nn.velocity import VelocitySpec, assembled
+from tsdfm.public.decoders import (
+    FAMILIES,
+    check_plain,
+    end_of_text,
+    head_is_tied,
+    is_id,
+    shape_of,
+    theirs_of,
+    unused_in,
+)
 from tsdfm.public.layouts import EMBEDDING, HEAD
 from tsdfm.public.model import fetch
-from tsdfm.public.tensors import PublicTensors, open_tensors, read_config
+from tsdfm.public.tensors import PublicTensors, licence_of, open_tensors, read_config
 from tsdfm.store.files import read_json
 from tsdfm.tokens.bpe import byte_symbols
 from tsdfm.tokens.rows import TokenRows
@@ -56,6 +66,9 @@ class Causal:
     def rows_for(self, pieces: Sequence[bytes]) -> tuple[Tensor, Tensor]:
         """Rows [V, D] of the embedding and of the head for tokens of these bytes; one without any is end-of-text."""
         spelled = [self.spell(piece) for piece in pieces]
+        longer = [ids for piece, ids in zip(pieces, spelled, strict=True) if len(piece) > 1]  # than a fallback's byte
+        if 2 * (lost := longer.count([self.start])) > len(longer):
+            raise UserError(f"{lost} of {len(longer)} tokens cannot be spelled in the model's: fetch its own tokenizer")
         embedding = torch.stack([self.weights[EMBEDDING][ids].mean(0) for ids in spelled])
         return embedding, self.weights[HEAD][[ids[0] for ids in spelled]]
 
@@ -63,8 +76,10 @@ class Causal:
         """The model's tokens of some bytes, always the longest that fits; bytes it has no token for are left out."""
         found, at = list[int](), 0
         while at < len(piece):
-            end = next((end for end in range(len(piece), at, -1) if piece[at:end] in self.ids), at + 1)
-            found += [self.ids[piece[at:end]]] if piece[at:end] in self.ids else []
+            for end in range(len(piece), at, -1):  # where none fits, it ends after the first byte
+                if (token := self.ids.get(piece[at:end])) is not None:
+                    found.append(token)
+                    break
             at = end
         return found or [self.start]
 
@@ -76,7 +91,7 @@ def is_causal(source: Path) -> bool:
     if not (source / "config.json").is_file():
         return False
     named = read_config(source).get("architectures")
-    known = {"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+    known = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
     return isinstance(named, list) and any(word in known for word in named)
 
 
@@ -115,10 +130,20 @@ def start_for(source: Path, tokens: Path, noise: str) -> tuple[VelocitySpec, dic
     embedding, head = causal.rows_for(rows.tokenizer.pieces)
     more = spec.flow_source().tokens - rows.vocab_size  # a row for [MASK], where there is one
     embedding = torch.cat([embedding, embedding.mean(0, keepdim=True).expand(more, -1)])
-    torch.manual_seed(0)  # of the new weights, which do nothing at first
-    net = spec.network()
-    fill(net, {**causal.weights, EMBEDDING: embedding, HEAD: head})
-    return spec, net.state_dict(), causal.origin
+    weights = {**causal.weights, EMBEDDING: embedding, HEAD: head, **new_condition(spec)}
+    return spec, assembled(spec, weights.items(), "cpu").state_dict(), causal.origin
+
+
+def new_condition(spec: VelocitySpec) -> dict[str, Tensor]:
+    """The weights of a fresh condition, as `spec.network()` draws them: an embedding of t, and maps that are zero."""
+    with without_weights():
+        wanted = spec.network().state_dict()
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        torch.nn.Embedding(*wanted[EMBEDDING].shape)  # which a network draws first
+        time = ScalarEmbedding(spec.shape.cond).state_dict()
+    zero = {name: torch.zeros(wanted[name].shape) for name in condition_of(wanted)}
+    return zero | {f"time.{name}": tensor for name, tensor in time.items()}
 
 
 def read_causal(source: Path) -> Causal:
@@ -151,45 +176,58 @@ def from_llama(tensors: PublicTensors, config: Mapping[str, Any], folder: Path) 
     """A model with the names of Llama, Qwen2 or Qwen3."""
     check_plain(config)
     plain = shape_of(NAMES, tensors.shapes, config)
-    tied = f"{NAMES.head}.weight" not in tensors.shapes
+    tied = head_is_tied(NAMES, tensors.shapes, config)
     rows = tensors.shapes[f"{NAMES.embedding}.weight"][0]
     with without_weights():
         net = Decoder(plain, vocab=rows, tokens=rows)
     wanted = {theirs_of(ours, NAMES, tied): tuple(tensor.shape) for ours, tensor in net.state_dict().items()}
-    found = {name: shape for name, shape in tensors.shapes.items() if not name.endswith("rotary_emb.inv_freq")}
+    unused = unused_in(NAMES, tensors.shapes, tied)
+    found = {name: shape for name, shape in tensors.shapes.items() if name not in unused}
     if wrong := sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)):
         had, want = found.get(wrong[0], "not there"), wanted.get(wrong[0], "not there")
         raise UserError(
             f"{folder} is no causal model of Llama's or Qwen's make: {wrong[0]} is {had} and should be {want}"
         )
-    ids = bytes_of(folder)
-    if max(ids.values(), default=0) >= rows:
-        raise UserError(f"the tokenizer in {folder} has tokens beyond the {rows} rows of the embedding: fetch it again")
-    begin = config.get("bos_token_id")
-    start = end_of_text({"eos_token_id": begin} if begin is not None else config, rows)
+    count = sum(tensor.numel() for tensor in net.state_dict().values())
+    check_memory(4 * count, f"a start of {count:,} weights", "take a smaller causal model")
+    ids = bytes_of(folder, rows)
+    start = end_of_text(config, rows, "eos_token_id" if config.get("bos_token_id") is None else "bos_token_id")
     weights = {ours: tensors.get(theirs_of(ours, NAMES, tied), dtype=torch.float32) for ours in net.state_dict()}
-    said = config.get("license")
-    origin = {"source": folder.name, "layout": "causal", "files": tensors.sha256()}
-    origin |= {"licence": said} if isinstance(said, str) else {}
+    origin = {"source": folder.name, "layout": "causal", "files": tensors.sha256(), "licence": licence_of(config)}
     return Causal(replace(plain, cond=CONDITION), weights, ids, start, origin)
 
 
-def bytes_of(folder: Path) -> dict[bytes, int]:
-    """The tokens of a tokenizer.json by their bytes: written in byte symbols, or with ▁ for a space."""
+def tokens_in(folder: Path, rows: int) -> dict[str, int]:
+    """The tokens of a tokenizer.json as they are written there, each with one of so many rows."""
     if not (folder / FILE).is_file():
         raise UserError(f"no {FILE} in {folder}: fetch the model's tokenizer too")
-    file, symbols = read_json(folder / FILE), byte_symbols()
-    vocab = file.get("model", {}).get("vocab") if isinstance(file.get("model"), dict) else None
-    if not isinstance(vocab, dict) or not all(isinstance(i, int) for i in vocab.values()):
+    model = read_json(folder / FILE).get("model")
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    if not isinstance(vocab, dict):
         raise UserError(f"{folder / FILE} has no table of tokens: it is of no byte-pair tokenizer")
-    spaced = "▁" in vocab and "Ġ" not in vocab
+    for token, i in vocab.items():
+        if not is_id(i, rows):
+            told = f"{token!r:.40} as number {i!r:.40}, beyond the {rows} rows of the embedding"
+            raise UserError(f"the tokenizer in {folder} has {told}: fetch it again")
+    return vocab
+
+
+def bytes_of(folder: Path, rows: int) -> dict[bytes, int]:
+    """The tokens of a tokenizer.json by their bytes: in byte symbols (Ġ for a space), or with ▁ for a space.
+
+    It is the one of the two that begins more tokens.
+    """
+    vocab, symbols = tokens_in(folder, rows), byte_symbols()
+    spaced = sum(token.startswith("▁") for token in vocab) > sum(token.startswith("Ġ") for token in vocab)
     found = dict[bytes, int]()
     for token, i in vocab.items():
         raw = RAW_BYTE.fullmatch(token) if spaced else None
         if raw:
             found.setdefault(bytes([int(raw[1], 16)]), i)
         elif spaced:
-            found[token.replace("▁", " ").encode()] = i
+            found[token.replace("▁", " ").encode(errors="surrogatepass")] = i
         elif symbols.keys() >= {*token}:
             found[bytes(symbols[c] for c in token)] = i
+    if not found:
+        raise UserError(f"{folder / FILE} has no token of known bytes: fetch the tokenizer of this model")
     return found

@@ -13,10 +13,11 @@ tokenizer, which changes no answer.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from tsdfm.errors import UserError
 from tsdfm.methods import method
@@ -166,14 +167,11 @@ def recognise_decoder(
     said = config.get("embedding_size") or config.get("vocab_size") or rows
     if said != rows:
         raise UserError(f"config.json says {said} tokens and the embedding has {rows} rows: they disagree")
-    tied = bool(config.get("tie_word_embeddings", config.get("weight_tying", False)))
-    if not tied and f"{family.head}.weight" not in shapes:
-        raise UserError(f"{family.head}.weight is missing, and config.json does not say that it is the embedding")
+    tied = head_is_tied(family, shapes, config)
     with without_weights():
         wanted = {n: tuple(t.shape) for n, t in Decoder(shape, vocab=rows, tokens=rows).state_dict().items()}
     table: dict[str, tuple[str, ...]] = {ours: (theirs_of(ours, family, tied),) for ours in wanted}
-    unused = {name: "rates of the rotation" for name in shapes if name.endswith("rotary_emb.inv_freq")}
-    unused |= {name: "the embedding is the head" for name in shapes if tied and name == f"{family.head}.weight"}
+    unused = unused_in(family, shapes, tied)
     more = sorted(shapes.keys() - {theirs for (theirs,) in table.values()} - unused.keys())
     if more:
         raise UserError(f"the file does not fit the layout of {kind}: {more[0]} has no place in it")
@@ -209,6 +207,22 @@ def kind_of(shapes: Shapes, config: Mapping[str, Any], kind: str) -> str:
     return found
 
 
+def head_is_tied(family: Family, shapes: Shapes, config: Mapping[str, Any]) -> bool:
+    """Is the head the embedding? The config says it; where it does not, the head must be there."""
+    tied = bool(config.get("tie_word_embeddings", config.get("weight_tying", False)))
+    if not tied and f"{family.head}.weight" not in shapes:
+        raise UserError(
+            f"{family.head}.weight is missing, and config.json does not say that it is the embedding: fetch it again"
+        )
+    return tied
+
+
+def unused_in(family: Family, shapes: Shapes, tied: bool) -> dict[str, str]:
+    """Tensors of a file that nobody reads, and why: as transformers has it, a head that is tied is not looked at."""
+    unused = {name: "rates of the rotation" for name in shapes if name.endswith("rotary_emb.inv_freq")}
+    return unused | {name: "the embedding is the head" for name in shapes if tied and name == f"{family.head}.weight"}
+
+
 def check_plain(config: Mapping[str, Any]) -> None:
     """Refuse a config that asks for what this network does not compute."""
     rope = config.get("rope_parameters")
@@ -220,6 +234,8 @@ def check_plain(config: Mapping[str, Any]) -> None:
 
 def shape_of(family: Family, shapes: Shapes, config: Mapping[str, Any]) -> DecoderShape:
     """The sizes by the tensors, and by the config what these leave open; both must agree."""
+    if (embedding := f"{family.embedding}.weight") not in shapes:
+        raise UserError(f"{embedding} is missing: give the file of the whole model, under its public names")
     first = f"{family.blocks}.0."
     number_of = re.compile(rf"{re.escape(family.blocks)}\.(\d+)\.")
     blocks = [int(found[1]) for name in shapes if (found := number_of.match(name))]
@@ -228,7 +244,7 @@ def shape_of(family: Family, shapes: Shapes, config: Mapping[str, Any]) -> Decod
     heads = whole(said["heads"], family.sizes["heads"][0])
     head = said.get("head") or rows["q"][0] // heads
     shape = DecoderShape(
-        width=(shapes[f"{family.embedding}.weight"] or (0,))[-1],
+        width=(shapes[embedding] or (0,))[-1],
         depth=1 + max(blocks, default=0),
         heads=heads,
         kv_heads=rows["k"][0] // whole(head, "head_dim"),
@@ -261,13 +277,15 @@ def number(config: Mapping[str, Any], word: str) -> float:
     value = config.get(word, inner.get(word) if isinstance(inner, Mapping) else None)
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise UserError(f"config.json does not say {word}, which the tensors leave open: fetch it too")
+    if not abs(value) <= sys.float_info.max:
+        raise UserError(f"config.json says {word} is a number that no machine computes with: fetch it again")
     return float(value)
 
 
 def mask_of(family: Family, config: Mapping[str, Any], rows: int, given: int | None) -> int:
     """The mask token's row: as given, as the config says, or as the public models have it."""
     found = config.get("mask_token_id", family.mask) if given is None else given
-    if not isinstance(found, int) or not 0 <= found < rows:
+    if not is_id(found, rows):
         raise UserError(f"the mask token {found} is none of the {rows} rows of the embedding: give --mask")
     return found
 
@@ -291,14 +309,19 @@ def words_of(kind: str, shape: DecoderShape) -> dict[str, Any]:
     return {**words, "jump": f"llada:{shape.block}"} if shape.block else words
 
 
-def end_of_text(config: Mapping[str, Any], rows: int) -> int:
-    """The id of end-of-text, one of so many; the first of several."""
-    found = config.get("eos_token_id")
+def is_id(value: object, rows: int) -> TypeGuard[int]:
+    """Is it the number of one of so many rows? True and False are none."""
+    return type(value) is int and 0 <= value < rows
+
+
+def end_of_text(config: Mapping[str, Any], rows: int, word: str = "eos_token_id") -> int:
+    """The id of end-of-text, one of so many, by the config's `word`; the first of several."""
+    found = config.get(word)
     found = found[0] if isinstance(found, list) and found else found
-    if not isinstance(found, int):
-        raise UserError("config.json does not say eos_token_id, with which texts end: fetch it too")
-    if not 0 <= found < rows:
-        raise UserError(f"config.json says eos_token_id {found}, and the embedding has {rows} rows: they disagree")
+    if found is None:
+        raise UserError(f"config.json does not say {word}, with which texts end: fetch it too")
+    if not is_id(found, rows):
+        raise UserError(f"config.json says {word} {found!r}, and the embedding has {rows} rows: they disagree")
     return found
 
 

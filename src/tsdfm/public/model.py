@@ -16,7 +16,7 @@ from tsdfm.nn.layers import without_weights
 from tsdfm.nn.velocity import Velocity, VelocitySpec, assembled
 from tsdfm.public.decoders import is_decoder, read_decoder
 from tsdfm.public.layouts import EMBEDDING, OWN, Recognised, Shapes, left_over, ours_from, recognise, whole, words_of
-from tsdfm.public.tensors import TORCH, PublicTensors, open_tensors, read_config
+from tsdfm.public.tensors import TORCH, PublicTensors, licence_of, open_tensors, read_config
 from tsdfm.settings import build
 from tsdfm.store.bundle import ROLES, find_shipped
 from tsdfm.store.checkpoint import has_checkpoint
@@ -31,7 +31,6 @@ PATTERNS = (
     *("*.txt", "*.bpe", "vocab.json", "encoder.json", "tokenizer*.json"),
 )
 WEIGHTS = (".safetensors", ".ckpt", *TORCH)
-LICENCE = re.compile(r"[\w.+-]+")  # the hub's words for them; it stands in a card
 PADDING = "[PAD]"  # a row of Duo's that no text has
 LENGTH = 1024
 SCHEDULE = "poly:1"
@@ -102,8 +101,8 @@ def read_public(
             tensors.shapes, config, tokenizer or beside, length=length, schedule=SCHEDULE, **words
         )
     else:
-        for name, value in {**words, "length": length}.items():
-            if value and name != "kind":
+        for name, given in {"mask": mask is not None, "block": block != 0, "length": length != 0}.items():
+            if given:
                 raise UserError(f"--{name} is for llada, dream and sdar, and this is none of them: leave it out")
         made = tokenizer_for(tokenizer, beside, known=OWN in config)
         found, spec, made = read_ddit(tensors.shapes, config, made, kind, heads)
@@ -115,7 +114,7 @@ def read_public(
         "files": tensors.sha256(),
         "left_out": {**found.unused, **dict.fromkeys(tensors.beside, "another part of the torch file")},
         "names": {ours: list(theirs) for ours, theirs in found.table.items()},
-        "licence": said if isinstance(said := config.get("license"), str) and LICENCE.fullmatch(said) else None,
+        "licence": licence_of(config),
     }
     return PublicModel(spec, made, found, tensors, config, origin)
 

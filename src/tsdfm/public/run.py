@@ -55,8 +55,9 @@ def run(settings: ImportSettings) -> Path:
 
 def write_start(settings: ImportSettings, tokens: Path) -> Path:
     """A causal model as the start of a flow model on the rows of `tokens`."""
+    usual = ImportSettings(source=settings.source, out=settings.out)
     for word in ("part", "kind", "heads", "tokenizer", "mask", "block", "length"):
-        if getattr(settings, word):
+        if getattr(settings, word) != getattr(usual, word):
             raise UserError(f"--{word} is not for a causal model, whose flow model is as --tokens says: leave it out")
     path = causal_folder(settings.source, settings.revision)
     spec, weights, origin = start_for(path, tokens, settings.noise)

@@ -7,6 +7,7 @@ A safetensors file, several of them with an index, or a torch file whose pickle 
 from __future__ import annotations
 
 import pickle
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ INDEX = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 NUMBERS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 POINTER = b"version https://git-lfs"
 AGAIN = "fetch it again"
+LICENCE = re.compile(r"[\w.+-]+")  # the hub's words for them; it stands in a card
 ROOM = 1 << 22  # numbers that are looked at together: a look takes memory of its own
 
 
@@ -37,22 +39,22 @@ class PublicTensors:
 
     files: tuple[Path, ...]
     shapes: dict[str, tuple[int, ...]]
-    _places: dict[str, Any] = field(repr=False)
+    _places: dict[str, tuple[Path, Any]] = field(repr=False)
     beside: tuple[str, ...] = ()
 
     def get(self, name: str, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> Tensor:
         """A tensor [shape], on the device and in the dtype asked for; one that has NaN or infinities is refused."""
-        place = self._places[name]
+        file, place = self._places[name]
         try:
             tensor: Tensor = place if isinstance(place, Tensor) else place.get_tensor(name)
         except (SafetensorError, OSError) as problem:
-            raise UserError(f"{self.files[0]} is damaged ({problem}): {AGAIN}") from None
+            raise UserError(f"{file} is damaged ({problem}): {AGAIN}") from None
         if tensor.dtype not in NUMBERS or tensor.layout != torch.strided or tensor.is_meta:
             what = tensor.dtype if tensor.dtype not in NUMBERS else "meta" if tensor.is_meta else tensor.layout
-            raise UserError(f"{name} of {self.files[0]} has the type {what}: weights are dense floats of 16 to 64 bits")
+            raise UserError(f"{name} of {file} has the type {what}: weights are dense floats of 16 to 64 bits")
         tensor = tensor.to(device=device, dtype=dtype or tensor.dtype)
         if not all(bool(torch.isfinite(part).all()) for part in torch.split(tensor.flatten(), ROOM)):
-            raise UserError(f"{name} of {self.files[0]} has numbers that are not finite: {AGAIN}")
+            raise UserError(f"{name} of {file} has numbers that are not finite: {AGAIN}")
         return tensor
 
     def sha256(self) -> dict[str, str]:
@@ -66,7 +68,7 @@ def open_tensors(path: Path, part: str = "") -> PublicTensors:
     if part and all(file.suffix == ".safetensors" for file in files):
         raise UserError(f"{path} holds one model: --part chooses among those of a torch file, leave it out")
     shapes: dict[str, tuple[int, ...]] = {}
-    places: dict[str, Any] = {}
+    places: dict[str, tuple[Path, Any]] = {}
     beside: list[str] = []
     for file in files:
         with file.open("rb") as head:
@@ -78,7 +80,7 @@ def open_tensors(path: Path, part: str = "") -> PublicTensors:
         if twice:
             raise UserError(f"{twice[0]} stands in two files of {path}: {AGAIN}")
         for name, place in here.items():
-            places[name] = place
+            places[name] = (file, place)
             shapes[name] = tuple(place.shape if isinstance(place, Tensor) else place.get_slice(name).get_shape())
     if not places:
         raise UserError(f"{path} holds no tensors")
@@ -195,3 +197,9 @@ def read_config(path: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     return read_json(file, AGAIN)
+
+
+def licence_of(said: Mapping[str, Any]) -> str | None:
+    """The licence that a config (`license`) or an origin of ours (`licence`) names; none where it is no such word."""
+    found = said.get("license", said.get("licence"))
+    return found if isinstance(found, str) and LICENCE.fullmatch(found) else None

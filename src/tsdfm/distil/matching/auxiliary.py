@@ -34,7 +34,7 @@ class Auxiliary:
         self.own, self.loop = own, settings.loop
         shape = replace(teacher.spec.shape, dropout=spec.shape.dropout, checkpoint=settings.checkpoint)
         told_h = spec.step_size or teacher.spec.step_size
-        decoder = None if teacher.spec.decoder is None else told_decoder(teacher.spec.decoder, told_h)
+        decoder = told_decoder(teacher.spec.decoder, told_h)
         self.spec = replace(teacher.spec, shape=shape, step_size=told_h, decoder=decoder)
         torch.manual_seed(self.loop.seed)  # the same new weights as the student's, where h is new to both
         self.net = self.spec.network()
