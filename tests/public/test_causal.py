@@ -77,6 +77,12 @@ def masked_again(causal: Causal, tokens: Tensor) -> Tensor:
     return out
 
 
+def test_a_storyteller_spells_bytes_that_are_no_pieces(home: Path) -> None:
+    causal = read_causal(home / "teller")
+    assert causal.spell(b"\x07") == [3 + 7]
+    assert causal.spell(b" ab\x00") == [3 + 256 + 6, 3]
+
+
 def test_a_storyteller_is_the_same_network(home: Path) -> None:
     teller = storyteller_in(home / "teller")
     tokens = torch.tensor([[START, 260, 265, 261, 262, 264]])

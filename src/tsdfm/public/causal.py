@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tsdfm.corpus.storyteller import START, Storyteller, storyteller_in, weights_in
+from tsdfm.corpus.storyteller import FIRST_BYTE, START, Storyteller, storyteller_in, weights_in
 from tsdfm.errors import UserError
 from tsdfm.machine import check_memory
 from tsdfm.nn.decoder import CONDITION, Decoder, DecoderShape
@@ -169,7 +169,8 @@ def from_storyteller(teller: Storyteller) -> Causal:
         weights |= {f"blocks.{i}.{ours}.weight": w[theirs][i] for ours, theirs in names.items()}
         weights |= {f"blocks.{i}.{ours}.weight": w[f"w{ours}"][i][halves] for ours in ("q", "k")}
     origin = {"source": "storyteller", "layout": "causal", "files": {teller.file: teller.sha256}}
-    return Causal(shape, weights, teller.vocabulary.ids, START, origin)
+    raw = {bytes([byte]): FIRST_BYTE + byte for byte in range(256)}  # their pieces are words, such as <0x0A>
+    return Causal(shape, weights, raw | teller.vocabulary.ids, START, origin)
 
 
 def from_llama(tensors: PublicTensors, config: Mapping[str, Any], folder: Path) -> Causal:
