@@ -157,6 +157,14 @@ def test_cuts(server: Server) -> None:
     }  # fmt: skip
 
 
+def test_templates_of_unlike_lengths_are_cut_each_by_its_own(server: Server) -> None:
+    templates = ("a{1-6}b", "the dog {2} home")
+    made = post(server, infill=templates, seed=3, max_tokens=2).json()
+    assert (made["usage"]["prompt_tokens"], made["usage"]["completion_tokens"]) == (2 + 13, 2 + 2)
+    whole = MODEL.model.tokenizer.decode(offline(MODEL.model, Ask(model="tiny", infills=templates, seed=3))[1][1:16])
+    assert made["choices"][1]["text"] == whole
+
+
 def test_without_a_seed_the_answer_names_one(server: Server) -> None:
     one, two = post(server, prompt="a").json(), post(server, prompt="a").json()
     assert one["seed"] != two["seed"]
