@@ -135,6 +135,14 @@ def test_refusals(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
         assert said in refused(capsys, *words.split())
 
 
+def test_an_empty_key_is_refused(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "api_key is empty" in refused(capsys, str(home), "--port", "0", "--api-key", "")
+    monkeypatch.setenv("TSDFM_API_KEY", "")
+    assert "TSDFM_API_KEY is empty" in refused(capsys, str(home), "--port", "0")
+
+
 def test_what_is_missing_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert "pip install 'tsdfm[serve]'" in refused(capsys)

@@ -41,6 +41,8 @@ class ServeSettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.api_key == "":
+            raise UserError("api_key is empty: give a key, or leave it out for a server without one")
         if self.max_n > self.queue:
             raise UserError(f"max_n is {self.max_n} and only {self.queue} texts may wait: raise --queue")
         if self.workers > 1 and ":" in self.device:
