@@ -127,6 +127,7 @@ def test_refusals(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
         "--port 70000": "port must be from 0 to 65535",
         "--queue 0": "queue must be at least 1",
         "--deadline 0": "deadline must be above 0",
+        "--deadline 1e7": "deadline must be above 0 and at most 86400",
         "--max-n 20 --queue 10": "raise --queue",
         "--shapes 0": "shapes must be at least 1",
         "--workers 2 --device cuda:1": "one device",
