@@ -195,6 +195,7 @@ MALFORMED: list[tuple[Any, str | None]] = [  # what is sent, and the field that 
         "unknown_field": (1,),
         "stream_options": ({"more": 1},),
     }.items() for bad in bads],
+    ({"jump": "late:16", "steps": 16}, "steps"),
     ({"prompt": "a", "infill": "{1}"}, "infill"),
     ({"infill": "{1-3}", "stream": True}, "infill"),
 ]  # fmt: skip
