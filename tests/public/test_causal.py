@@ -300,6 +300,7 @@ def test_refusals(case: str, home: Path, tmp_path: Path, capsys: pytest.CaptureF
 
 IGNORED = {
     "kind": (["--tokens", "TOKENS", "--kind", "mdlm"], "--kind is not for a causal model"),
+    "mask": (["--tokens", "TOKENS", "--mask", "0"], "--mask is not for a causal model"),
     "length": (["--tokens", "TOKENS", "--length", "9"], "--length is not for a causal model"),
     "revision": (["--tokens", "TOKENS", "--revision", "main"], "leave it out"),
     "noise": (["--noise", "mask"], "give --tokens too"),
@@ -320,6 +321,8 @@ IN_RECIPES = {
     "missing": ('[start]\nsource = "nothere"', "no file or folder at nothere"),
     "no causal model": ('[start]\nsource = "."', "is no causal model"),
     "noise": ('[start]\nsource = "TELLER"\nnoise = "mask"', "start.noise follows from the recipe"),
+    "heads": ('[start]\nsource = "TELLER"\nheads = 4', "start.heads is not for a causal model"),
+    "mask": ('[start]\nsource = "TELLER"\nmask = 0', "start.mask is not for a causal model"),
     "name": ('[start]\nsource = "TELLER"\n[models.start]\nmethod = "dfm"', "call the model of that name"),
 }
 
