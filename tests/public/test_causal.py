@@ -200,9 +200,13 @@ def test_a_student_of_a_decoder_begins_as_its_teacher(home: Path, tmp_path: Path
             torch.testing.assert_close(student(x, *found.told(t, h)), teacher(x, *spec.told(t, h)))
 
 
-def test_a_pipeline_starts_from_a_causal_model(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipeline_starts_from_a_causal_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It goes on from wherever its folder and the causal model lie, but not from other weights or tokens."""
     monkeypatch.chdir(tmp_path)
-    recipe = f"""
+    write_storyteller(Path("teller"))
+    recipe = """
 sources = ["uniform", "mask"]
 [corpus]
 name = "world:small"
@@ -212,7 +216,7 @@ valid = 0.1
 length = 48
 layout = "document"
 [start]
-source = "{home / "teller"}"
+source = "teller"
 [models.teacher]
 method = "dfm"
 init_from = "start"
@@ -231,7 +235,22 @@ eval_times = 1
         assert Path(manifest["inputs"]["init_from"]["path"]).name == f"start-{source}"
     before = Path("all/start-mask/manifest.json").stat().st_mtime_ns
     assert main(["pipeline", "r.toml", "--out", "all"]) == 0
-    assert Path("all/start-mask/manifest.json").stat().st_mtime_ns == before
+    assert main(["pipeline", "r.toml", "--out", str(tmp_path / "all")]) == 0
+    Path("all").rename("moved")
+    Path("teller").rename("elsewhere")
+    again = ["pipeline", "r.toml", "--set", "start.source=elsewhere", "--out", "moved"]
+    assert main(again) == 0
+    assert Path("moved/start-mask/manifest.json").stat().st_mtime_ns == before
+    first = Path("elsewhere").rename("first")
+    write_storyteller(Path("elsewhere"), seed=1)
+    capsys.readouterr()
+    assert main(again) == 2
+    assert "moved/start-uniform was made from another causal model: remove it" in capsys.readouterr().err
+    again[3] = f"start.source={first}"
+    tokens = json.loads(Path("moved/tokens/manifest.json").read_text())
+    Path("moved/tokens/manifest.json").write_text(json.dumps({**tokens, "created": "another day"}))
+    assert main(again) == 2
+    assert "moved/start-uniform was made from other tokens: remove it" in capsys.readouterr().err
 
 
 def without(*names: str) -> Callable[[Path], None]:

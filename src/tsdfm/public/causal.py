@@ -34,7 +34,7 @@ from tsdfm.public.decoders import FAMILIES, check_plain, end_of_text, shape_of, 
 from tsdfm.public.layouts import EMBEDDING, HEAD
 from tsdfm.public.model import fetch
 from tsdfm.public.tensors import PublicTensors, open_tensors, read_config
-from tsdfm.store.files import read_json
+from tsdfm.store.files import file_sha256, read_json
 from tsdfm.tokens.bpe import byte_symbols
 from tsdfm.tokens.rows import TokenRows
 from tsdfm.tokens.tokenizer import FILE
@@ -91,6 +91,12 @@ def causal_folder(source: str, revision: str = "") -> Path:
     if not is_causal(path):
         raise UserError(f"{source} is no causal model of Llama's or Qwen's make, nor a storyteller")
     return path
+
+
+def files_of(source: Path) -> dict[str, str]:
+    """The hash of each file of a causal model's weights by its name, as an `origin` has them."""
+    told = weights_in(source)
+    return open_tensors(source).sha256() if told is None else {told.name: file_sha256(told)}
 
 
 def start_for(source: Path, tokens: Path, noise: str) -> tuple[VelocitySpec, dict[str, Tensor], dict[str, Any]]:
