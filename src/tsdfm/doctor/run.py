@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import os
@@ -14,14 +15,19 @@ from rich.table import Table
 
 from tsdfm import __version__
 from tsdfm.compass.network import EnergyNet
+from tsdfm.compass.run import sizes
 from tsdfm.compass.settings import CompassSettings
 from tsdfm.doctor.settings import DoctorSettings
 from tsdfm.engine.distributed import gpu_does_not_start
+from tsdfm.errors import UserError
 from tsdfm.nn import DDiT, Shape, flops_per_token, parameters
 from tsdfm.nn.layers import without_weights
+from tsdfm.nn.velocity import VelocitySpec
 from tsdfm.pipeline.plan import make_plan
 from tsdfm.recipes import read_recipe
 from tsdfm.recipes.trainers import kind
+from tsdfm.settings import build
+from tsdfm.tokens.choose import given_tokenizer
 from tsdfm.tokens.settings import TokensSettings
 
 NEEDED = ("torch", "numpy", "safetensors", "tokenizers", "rich")
@@ -121,8 +127,7 @@ def needs(recipe: str) -> dict[str, str]:
     plan = make_plan(read_recipe(recipe), Path())
     tokens = plan.tokens or TokensSettings(corpus=Path(), out=Path())
     trained = {kind(m.method): m.settings for m in reversed(plan.models) if m.trained}
-    vocab = {"gpt2": 50257, "byte": 257, "bpe": tokens.vocab_size}[tokens.tokenizer]
-    length, found = tokens.length, dict[str, str]()
+    vocab, length, found = vocab_of(tokens), tokens.length, dict[str, str]()
     teacher = trained.get("teacher")
     started = teacher is not None and teacher.init_from is not None and teacher.net.width is None
     if teacher and started:
@@ -146,15 +151,26 @@ def needs(recipe: str) -> dict[str, str]:
             "memory, one device": f"{memory(shape, count, vocab, micro * length) / 2**30:.1f} GiB at {micro} rows",
         }
     if (compass := trained.get("compass")) and not (started and compass.init == "teacher"):
-        found |= compass_needs(compass, vocab + (plan.sources[0] == "mask"), length)
+        used = next((m.spec for m in plan.models if m.path == compass.teacher and m.spec is not None), None)
+        spec = None if used is None else build(VelocitySpec, used, "model")
+        found |= compass_needs(compass, spec, vocab + (plan.sources[0] == "mask"), length)
     return found
 
 
-def compass_needs(compass: CompassSettings, rows: int, length: int) -> dict[str, str]:
-    """The same of a compass."""
-    shape, states = compass.net.shape(), compass.negatives + 2
+def vocab_of(tokens: TokensSettings) -> int:
+    """Different tokens: those of the tokenizer that is given, if it is there, or as many as are asked for."""
+    with contextlib.suppress(UserError):
+        if tokens.tokenizer_files is not None and (given := given_tokenizer(tokens)) is not None:
+            return given.vocab_size
+    return {"gpt2": 50257, "byte": 257, "bpe": tokens.vocab_size}[tokens.tokenizer]
+
+
+def compass_needs(compass: CompassSettings, teacher: VelocitySpec | None, rows: int, length: int) -> dict[str, str]:
+    """The same of a compass; `teacher` is that of a model which is there already."""
+    shape, decoder = (compass.net.shape(), None) if teacher is None else sizes(compass, teacher)
+    states = compass.negatives + 2
     with without_weights():
-        count = parameters(EnergyNet(shape, tokens=rows))
+        count = parameters(EnergyNet(shape, tokens=rows, decoder=decoder))
     micro = compass.loop.micro or compass.loop.batch
     room = memory(shape, count, 0, micro * states * length) / 2**30
     return {
