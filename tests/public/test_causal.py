@@ -25,7 +25,7 @@ from tsdfm.corpus.storyteller import START, storyteller_in
 from tsdfm.errors import UserError
 from tsdfm.nn.decoder import Decoder
 from tsdfm.nn.velocity import Velocity, VelocitySpec, load_velocity
-from tsdfm.public.causal import Causal, bytes_of, read_causal, start_for
+from tsdfm.public.causal import Causal, bytes_of, read_causal, sizes_in, start_for
 from tsdfm.public.layouts import EMBEDDING, HEAD
 from tsdfm.tokens.rows import TokenRows
 
@@ -251,6 +251,42 @@ eval_times = 1
     Path("moved/tokens/manifest.json").write_text(json.dumps({**tokens, "created": "another day"}))
     assert main(again) == 2
     assert "moved/start-uniform was made from other tokens: remove it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("make", ["storyteller", "Qwen3"])
+def test_the_doctor_reads_the_sizes_of_a_start(
+    make: str, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are those of the networks that are then trained."""
+    source = home / "teller" if make == "storyteller" else tmp_path / "model"
+    if make != "storyteller":
+        write_causal(make, source)
+    (tmp_path / "r.toml").write_text(f"""
+sources = ["mask"]
+[corpus]
+name = "world:small"
+[tokens]
+tokenizer_files = "{home / "tokens"}"
+length = 48
+[start]
+source = "{source}"
+[models.teacher]
+method = "dfm"
+init_from = "start"
+[models.compass]
+method = "compass"
+init = "teacher"
+""")
+    capsys.readouterr()
+    assert main(["doctor", str(tmp_path / "r.toml"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["recipe"]
+    spec, weights, _ = start_for(source, home / "tokens", "mask")
+    assert sizes_in(source) == spec.decoder
+    blocks = f"2 blocks of width {spec.shape.width}, {spec.shape.heads} heads"
+    assert found["network"] == f"{blocks}, |V| = {spec.vocab}, length 48"
+    assert found["parameters"].startswith(f"{sum(weight.numel() for weight in weights.values()) / 1e6:.1f}M; ")
+    assert found["compass"].startswith(f"1 blocks of width {spec.shape.width}, ")  # half of two
+    assert {"work per step", "memory, one device", "compass, memory"} <= found.keys()
 
 
 def without(*names: str) -> Callable[[Path], None]:
