@@ -14,6 +14,7 @@ from small_demo import pipeline
 import tsdfm
 from processes import torchrun
 from tsdfm.cli import VERBS, main, read
+from tsdfm.compass.model import load_compass
 from tsdfm.methods import names
 from tsdfm.pipeline.plan import make_plan
 from tsdfm.recipes import read_recipe, shipped
@@ -93,6 +94,29 @@ def test_every_shipped_recipe_is_valid(recipe: str, tmp_path: Path) -> None:
     text = ("corpus.name=world", "corpus.limit=10") if recipe == "small_h200" else ()  # left to the user's own
     assert make_plan(read_recipe(recipe, text), tmp_path).models
     assert main(["doctor", recipe]) == 0
+
+
+def doctored(capsys: pytest.CaptureFixture[str], folder: Path, text: str) -> dict[str, str]:
+    """What the doctor says of a recipe."""
+    (folder / "r.toml").write_text('sources = ["uniform"]\n[corpus]\nname = "world:small"\n' + text)
+    capsys.readouterr()
+    assert main(["doctor", str(folder / "r.toml"), "--json"]) == 0
+    found: dict[str, str] = json.loads(capsys.readouterr().out)["recipe"]
+    return found
+
+
+def test_the_doctor_reads_the_teacher_and_the_tokenizer_that_are_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokens = '[tokens]\ntokenizer_files = "tsdfm-stories"\n'
+    used = '[models.teacher]\nmethod = "dfm"\nuse = "tsdfm-stories/teacher"\n'
+    compass = '[models.compass]\nmethod = "compass"\ninit = "teacher"\n'
+    own = load_compass("tsdfm-stories")
+    told, count = own.spec.shape, sum(weight.numel() for weight in own.net.parameters())
+    found = doctored(capsys, tmp_path, tokens + used + compass)
+    assert found["compass"] == f"{told.depth} blocks of width {told.width}, {count / 1e6:.1f}M"
+    found = doctored(capsys, tmp_path, tokens + '[models.teacher]\nmethod = "dfm"\n')
+    assert f"|V| = {own.spec.vocab}, length 256" in found["network"]
 
 
 def test_the_pipeline_writes_the_table_and_is_not_run_twice(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -148,6 +148,7 @@ def test_what_cannot_be(
         (["--loop.steps", "100"], "auxiliary.alone leaves the student no step"),
         (["--own", "2"], "own must be from 0 to 1"),
         (["--passes", "4,8"], "pass_weights takes 2 weights"),
+        (["--late", "16", "--passes", "16", "--pass-weights", "1"], "16 steps along a late grid of power 16"),
         (["--compass", str(teachers["mask"])], "set anchor or tilt above 0"),
         (["--tilt", "1"], "it needs --compass"),
         (["--watch.rollback", "1", "--watch.every", "0"], "set watch.every above 0"),

@@ -31,14 +31,23 @@ def written(jump: CumulativeJump, times: int | tuple[float, ...]) -> torch.Tenso
 def test_the_times() -> None:
     jump = LateJump(Polynomial(1.0), Uniform(V), power=2.0)
     assert jump.grid(4) == (0.0, 0.4375, 0.75, 0.9375, 1.0)
-    for power in (0.5, 1.0, 3.0, 16.0):
+    for power in (0.5, 1.0, 3.0, 8.0):
         for steps in (1, 4, 16, 64):
             times = LateJump(Polynomial(1.0), Uniform(V), power=power).grid(steps)
             assert (times[0], times[-1], len(times)) == (0.0, 1.0, steps + 1)
             sizes = [b - a for a, b in pairwise(times)]
+            assert min(sizes) > 0
             if power > 1:
                 assert sizes == sorted(sizes, reverse=True)
     assert LateJump(Polynomial(1.0), Uniform(V), power=1.0).grid(7) == pytest.approx(grid(7))
+
+
+@pytest.mark.parametrize(("power", "steps"), [(8.0, 128), (12.0, 32), (16.0, 16), (1e-20, 4)])
+def test_steps_too_short_to_tell_apart_are_refused(power: float, steps: int) -> None:
+    jump = LateJump(Polynomial(1.0), Uniform(V), power=power)
+    with pytest.raises(UserError, match=f"or {'lower' if power > 1 else 'raise'} the power"):
+        jump.grid(steps)
+    assert len(jump.grid(1)) == 2
 
 
 @every_source

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from tsdfm.errors import UserError
-from tsdfm.nn.decoder import Decoder, DecoderShape, told_decoder
+from tsdfm.nn.decoder import Decoder, DecoderShape, flops_per_token, told_decoder
 from tsdfm.nn.network import fill
 
 transformers = pytest.importorskip("transformers")
@@ -136,3 +137,12 @@ def test_a_condition_starts_at_nothing_and_can_be_learned() -> None:
     with pytest.raises(UserError, match="needs a condition"):
         Decoder(shape, vocab=9, tokens=10, step_size=True)
     assert told_decoder(None, told=True) is None
+
+
+@pytest.mark.parametrize("length", [8, 24])
+def test_flops_against_torch_s_counter(length: int) -> None:
+    shape = DecoderShape(width=32, depth=2, heads=4, kv_heads=2, head=16, hidden=48)
+    net = Decoder(shape, vocab=40, tokens=40)
+    with FlopCounterMode(display=False) as counter, torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        net(torch.zeros(1, length, dtype=torch.long), torch.zeros(1))
+    assert counter.get_total_flops() == flops_per_token(shape, 40, length) * length

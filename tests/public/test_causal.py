@@ -27,7 +27,7 @@ from tsdfm.nn.decoder import Decoder
 from tsdfm.nn.network import condition_of
 from tsdfm.nn.velocity import Velocity, VelocitySpec, load_velocity
 from tsdfm.public.card import card
-from tsdfm.public.causal import Causal, bytes_of, read_causal, start_for
+from tsdfm.public.causal import Causal, bytes_of, read_causal, sizes_in, start_for
 from tsdfm.public.export import write_folder
 from tsdfm.public.layouts import EMBEDDING, HEAD
 from tsdfm.public.run import run as import_
@@ -220,9 +220,13 @@ def test_a_student_of_a_decoder_begins_as_its_teacher(home: Path, tmp_path: Path
             torch.testing.assert_close(student(x, *found.told(t, h)), teacher(x, *spec.told(t, h)))
 
 
-def test_a_pipeline_starts_from_a_causal_model(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipeline_starts_from_a_causal_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It goes on from wherever its folder and the causal model lie, but not from other weights or tokens."""
     monkeypatch.chdir(tmp_path)
-    recipe = f"""
+    write_storyteller(Path("teller"))
+    recipe = """
 sources = ["uniform", "mask"]
 [corpus]
 name = "world:small"
@@ -232,7 +236,7 @@ valid = 0.1
 length = 48
 layout = "document"
 [start]
-source = "{home / "teller"}"
+source = "teller"
 [models.teacher]
 method = "dfm"
 init_from = "start"
@@ -251,7 +255,58 @@ eval_times = 1
         assert Path(manifest["inputs"]["init_from"]["path"]).name == f"start-{source}"
     before = Path("all/start-mask/manifest.json").stat().st_mtime_ns
     assert main(["pipeline", "r.toml", "--out", "all"]) == 0
-    assert Path("all/start-mask/manifest.json").stat().st_mtime_ns == before
+    assert main(["pipeline", "r.toml", "--out", str(tmp_path / "all")]) == 0
+    Path("all").rename("moved")
+    Path("teller").rename("elsewhere")
+    again = ["pipeline", "r.toml", "--set", "start.source=elsewhere", "--out", "moved"]
+    assert main(again) == 0
+    assert Path("moved/start-mask/manifest.json").stat().st_mtime_ns == before
+    first = Path("elsewhere").rename("first")
+    write_storyteller(Path("elsewhere"), seed=1)
+    capsys.readouterr()
+    assert main(again) == 2
+    assert "moved/start-uniform was made from another causal model: remove it" in capsys.readouterr().err
+    again[3] = f"start.source={first}"
+    tokens = json.loads(Path("moved/tokens/manifest.json").read_text())
+    Path("moved/tokens/manifest.json").write_text(json.dumps({**tokens, "created": "another day"}))
+    assert main(again) == 2
+    assert "moved/start-uniform was made from other tokens: remove it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("make", ["storyteller", "Qwen3"])
+def test_the_doctor_reads_the_sizes_of_a_start(
+    make: str, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are those of the networks that are then trained."""
+    source = home / "teller" if make == "storyteller" else tmp_path / "model"
+    if make != "storyteller":
+        write_causal(make, source)
+    (tmp_path / "r.toml").write_text(f"""
+sources = ["mask"]
+[corpus]
+name = "world:small"
+[tokens]
+tokenizer_files = "{home / "tokens"}"
+length = 48
+[start]
+source = "{source}"
+[models.teacher]
+method = "dfm"
+init_from = "start"
+[models.compass]
+method = "compass"
+init = "teacher"
+""")
+    capsys.readouterr()
+    assert main(["doctor", str(tmp_path / "r.toml"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["recipe"]
+    spec, weights, _ = start_for(source, home / "tokens", "mask")
+    assert sizes_in(source) == spec.decoder
+    blocks = f"2 blocks of width {spec.shape.width}, {spec.shape.heads} heads"
+    assert found["network"] == f"{blocks}, |V| = {spec.vocab}, length 48"
+    assert found["parameters"].startswith(f"{sum(weight.numel() for weight in weights.values()) / 1e6:.1f}M; ")
+    assert found["compass"].startswith(f"1 blocks of width {spec.shape.width}, ")  # half of two
+    assert {"work per step", "memory, one device", "compass, memory"} <= found.keys()
 
 
 def without(*names: str) -> Callable[[Path], None]:
@@ -369,6 +424,8 @@ IN_RECIPES = {
     "missing": ('[start]\nsource = "nothere"', "no file or folder at nothere"),
     "no causal model": ('[start]\nsource = "."', "is no causal model"),
     "noise": ('[start]\nsource = "TELLER"\nnoise = "mask"', "start.noise follows from the recipe"),
+    "heads": ('[start]\nsource = "TELLER"\nheads = 4', "start.heads is not for a causal model"),
+    "mask": ('[start]\nsource = "TELLER"\nmask = 0', "start.mask is not for a causal model"),
     "name": ('[start]\nsource = "TELLER"\n[models.start]\nmethod = "dfm"', "call the model of that name"),
 }
 

@@ -49,6 +49,7 @@ def test_the_compose_file_fits_the_server() -> None:
     asked = settings(server["command"])
     scraped: Any = yaml.safe_load((ROOT / "deploy" / "prometheus.yaml").read_text(encoding="utf-8"))
     assert [job["static_configs"][0]["targets"] for job in scraped["scrape_configs"]] == [[f"tsdfm:{asked.port}"]]
+    assert server["environment"] == {"TSDFM_API_KEY": None}  # passed on where it is set: an empty one is refused
     assert "tsdfm" in asked.names  # or Prometheus would be turned away
     assert int(server["stop_grace_period"].removesuffix("s")) > asked.deadline
     for mount in watcher["volumes"]:

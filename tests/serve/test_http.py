@@ -157,6 +157,14 @@ def test_cuts(server: Server) -> None:
     }  # fmt: skip
 
 
+def test_templates_of_unlike_lengths_are_cut_each_by_its_own(server: Server) -> None:
+    templates = ("a{1-6}b", "the dog {2} home")
+    made = post(server, infill=templates, seed=3, max_tokens=2).json()
+    assert (made["usage"]["prompt_tokens"], made["usage"]["completion_tokens"]) == (2 + 13, 2 + 2)
+    whole = MODEL.model.tokenizer.decode(offline(MODEL.model, Ask(model="tiny", infills=templates, seed=3))[1][1:16])
+    assert made["choices"][1]["text"] == whole
+
+
 def test_without_a_seed_the_answer_names_one(server: Server) -> None:
     one, two = post(server, prompt="a").json(), post(server, prompt="a").json()
     assert one["seed"] != two["seed"]
@@ -187,6 +195,7 @@ MALFORMED: list[tuple[Any, str | None]] = [  # what is sent, and the field that 
         "unknown_field": (1,),
         "stream_options": ({"more": 1},),
     }.items() for bad in bads],
+    ({"jump": "late:16", "steps": 16}, "steps"),
     ({"prompt": "a", "infill": "{1}"}, "infill"),
     ({"infill": "{1-3}", "stream": True}, "infill"),
 ]  # fmt: skip

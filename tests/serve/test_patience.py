@@ -20,6 +20,8 @@ from tsdfm.serve.desk import BEHIND, Told
 from tsdfm.serve.jobs import Ask, Seen
 from tsdfm.serve.patience import impatient
 from tsdfm.serve.served import Served
+from tsdfm.serve.settings import ServeSettings
+from tsdfm.settings import range_of
 
 MODEL = served(source="uniform", step_size=True)
 HTTP = httpx.Client(timeout=600, verify=False)
@@ -129,3 +131,12 @@ def test_connections_have_the_timeout_of_their_socket() -> None:
         impatient(made, 2.5)
         with socket.create_connection(made.getsockname()), made.accept()[0] as there:
             assert there.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 2500
+
+
+def test_the_longest_deadline_is_one_that_a_socket_takes() -> None:
+    longest = range_of(ServeSettings, "deadline").high
+    assert longest is not None
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        impatient(sock, longest)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == longest * 1000

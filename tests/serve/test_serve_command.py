@@ -127,12 +127,21 @@ def test_refusals(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
         "--port 70000": "port must be from 0 to 65535",
         "--queue 0": "queue must be at least 1",
         "--deadline 0": "deadline must be above 0",
+        "--deadline 1e7": "deadline must be above 0 and at most 86400",
         "--max-n 20 --queue 10": "raise --queue",
         "--shapes 0": "shapes must be at least 1",
         "--workers 2 --device cuda:1": "one device",
         "--host no.such.host.invalid": "cannot listen",
     }.items():
         assert said in refused(capsys, *words.split())
+
+
+def test_an_empty_key_is_refused(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "api_key is empty" in refused(capsys, str(home), "--port", "0", "--api-key", "")
+    monkeypatch.setenv("TSDFM_API_KEY", "")
+    assert "TSDFM_API_KEY is empty" in refused(capsys, str(home), "--port", "0")
 
 
 def test_what_is_missing_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

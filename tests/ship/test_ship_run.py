@@ -264,6 +264,20 @@ def test_refusals_leave_nothing_behind(
     assert sorted(shipping.iterdir()) == before
 
 
+def test_an_exported_model_is_imported_before_it_is_shipped(
+    shipping: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["export", str(shipping / "teacher"), "--to", "public"]) == 0
+    capsys.readouterr()
+    assert main(["ship", "public", "--name", "mine", "--out", "mine"]) == 2
+    said = capsys.readouterr().err
+    assert (said.count("\n"), "tsdfm import public --out FOLDER" in said) == (1, True)
+    assert not Path("mine").exists()
+    assert main(["import", "public", "--out", "run"]) == 0
+    assert main(["ship", "run", "--name", "mine", "--out", "mine"]) == 0
+
+
 def test_a_bundle_is_replaced_and_nothing_else_is(
     shipping: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

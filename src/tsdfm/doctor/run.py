@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import os
 import platform
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch import nn
 
 from tsdfm import __version__
 from tsdfm.compass.network import EnergyNet
+from tsdfm.compass.run import sizes
 from tsdfm.compass.settings import CompassSettings
 from tsdfm.doctor.settings import DoctorSettings
 from tsdfm.engine.distributed import gpu_does_not_start
+from tsdfm.errors import UserError
 from tsdfm.nn import DDiT, Shape, flops_per_token, parameters
+from tsdfm.nn.decoder import Decoder
+from tsdfm.nn.decoder import flops_per_token as decoder_flops
 from tsdfm.nn.layers import without_weights
-from tsdfm.pipeline.plan import make_plan
+from tsdfm.nn.velocity import VelocitySpec
+from tsdfm.pipeline.plan import Plan, make_plan
+from tsdfm.public.causal import is_causal, sizes_in, start_spec
 from tsdfm.recipes import read_recipe
 from tsdfm.recipes.trainers import kind
+from tsdfm.settings import build
+from tsdfm.tokens.choose import given_tokenizer
 from tsdfm.tokens.settings import TokensSettings
 
 NEEDED = ("torch", "numpy", "safetensors", "tokenizers", "rich")
@@ -121,40 +135,67 @@ def needs(recipe: str) -> dict[str, str]:
     plan = make_plan(read_recipe(recipe), Path())
     tokens = plan.tokens or TokensSettings(corpus=Path(), out=Path())
     trained = {kind(m.method): m.settings for m in reversed(plan.models) if m.trained}
-    vocab = {"gpt2": 50257, "byte": 257, "bpe": tokens.vocab_size}[tokens.tokenizer]
-    length, found = tokens.length, dict[str, str]()
+    vocab, length, found = vocab_of(tokens), tokens.length, dict[str, str]()
     teacher = trained.get("teacher")
     started = teacher is not None and teacher.init_from is not None and teacher.net.width is None
-    if teacher and started:
+    start = start_of(plan, teacher.init_from, vocab, length) if teacher and started else None
+    if teacher and started and start is None:
         found = {
             "network": f"that of {teacher.init_from.name}, its start; |V| = {vocab}, length {length}",
             "tokens per step": f"{teacher.loop.batch * length:,}",
         }
     elif teacher:
-        shape, loop = teacher.net.shape(), teacher.loop
-        micro, rows = loop.micro or loop.batch, vocab + (teacher.source == "mask")
-        with without_weights():
-            count = parameters(DDiT(shape, vocab=vocab, tokens=rows))
-            student = parameters(DDiT(shape, vocab=vocab, tokens=rows, step_size=True))
-        blocks = f"{shape.depth} blocks of width {shape.width}, {shape.heads} heads"
-        work = 3 * flops_per_token(shape, vocab, length) * loop.batch * length
-        found = {
-            "network": f"{blocks}, |V| = {vocab}, length {length}",
-            "parameters": f"{count / 1e6:.1f}M; with step-size conditioning {student / 1e6:.1f}M",
-            "tokens per step": f"{loop.batch * length:,}",
-            "work per step": f"{work / 1e12:.2f} TFLOP",
-            "memory, one device": f"{memory(shape, count, vocab, micro * length) / 2**30:.1f} GiB at {micro} rows",
-        }
-    if (compass := trained.get("compass")) and not (started and compass.init == "teacher"):
-        found |= compass_needs(compass, vocab + (plan.sources[0] == "mask"), length)
+        found = teacher_needs(teacher, start, vocab, length)
+    if (compass := trained.get("compass")) and not (started and start is None and compass.init == "teacher"):
+        used = next((m.spec for m in plan.models if m.path == compass.teacher and m.spec is not None), None)
+        spec = start if used is None else build(VelocitySpec, used, "model")
+        found |= compass_needs(compass, spec, vocab + (plan.sources[0] == "mask"), length)
     return found
 
 
-def compass_needs(compass: CompassSettings, rows: int, length: int) -> dict[str, str]:
-    """The same of a compass."""
-    shape, states = compass.net.shape(), compass.negatives + 2
+def start_of(plan: Plan, place: Path, vocab: int, length: int) -> VelocitySpec | None:
+    """What the causal model of the recipe's start at `place` becomes, if its folder is there."""
+    start = next((each for each in plan.starts if each.out == place), None)
+    if start is None or not is_causal(Path(start.source)):
+        return None
+    rows = {"vocab": vocab, "length": length, "source": start.noise, "anchor": 0, "tokenizer": ""}
+    return start_spec(sizes_in(Path(start.source)), **rows)
+
+
+def teacher_needs(teacher: Any, start: VelocitySpec | None, vocab: int, length: int) -> dict[str, str]:
+    """Those of a teacher that is trained from fresh weights, or from a `start` of other sizes than its settings'."""
+    loop, rows = teacher.loop, vocab + (teacher.source == "mask")
+    shape = replace(start.shape, checkpoint=teacher.net.checkpoint) if start else teacher.net.shape()
+    decoder = start.decoder if start else None
+    make: Callable[..., nn.Module] = partial(Decoder, decoder) if decoder else partial(DDiT, shape)
     with without_weights():
-        count = parameters(EnergyNet(shape, tokens=rows))
+        count, student = (parameters(make(vocab=vocab, tokens=rows, step_size=told)) for told in (False, True))
+    flops = decoder_flops(decoder, vocab, length) if decoder else flops_per_token(shape, vocab, length)
+    micro = loop.micro or loop.batch
+    blocks = f"{shape.depth} blocks of width {shape.width}, {shape.heads} heads"
+    return {
+        "network": f"{blocks}, |V| = {vocab}, length {length}",
+        "parameters": f"{count / 1e6:.1f}M; with step-size conditioning {student / 1e6:.1f}M",
+        "tokens per step": f"{loop.batch * length:,}",
+        "work per step": f"{3 * flops * loop.batch * length / 1e12:.2f} TFLOP",
+        "memory, one device": f"{memory(shape, count, vocab, micro * length) / 2**30:.1f} GiB at {micro} rows",
+    }
+
+
+def vocab_of(tokens: TokensSettings) -> int:
+    """Different tokens: those of the tokenizer that is given, if it is there, or as many as are asked for."""
+    with contextlib.suppress(UserError):
+        if tokens.tokenizer_files is not None and (given := given_tokenizer(tokens)) is not None:
+            return given.vocab_size
+    return {"gpt2": 50257, "byte": 257, "bpe": tokens.vocab_size}[tokens.tokenizer]
+
+
+def compass_needs(compass: CompassSettings, teacher: VelocitySpec | None, rows: int, length: int) -> dict[str, str]:
+    """The same of a compass; `teacher` is what is known of one that is there already, or starts from what is there."""
+    shape, decoder = (compass.net.shape(), None) if teacher is None else sizes(compass, teacher)
+    states = compass.negatives + 2
+    with without_weights():
+        count = parameters(EnergyNet(shape, tokens=rows, decoder=decoder))
     micro = compass.loop.micro or compass.loop.batch
     room = memory(shape, count, 0, micro * states * length) / 2**30
     return {
@@ -168,7 +209,7 @@ def memory(shape: Shape, count: int, vocab: int, tokens: int) -> float:
     """Bytes of a training step, estimated: 20 a parameter (weight, gradient, two moments, average) and activations.
 
     46 bytes a unit of width and block, and 8 a logit, were read off compiled bf16 steps on one H200 (docs/log.md);
-    recomputing activations leaves the blocks' inputs only.
+    recomputing activations leaves the blocks' inputs only. A decoder's were not measured: it is taken for a DDiT.
     """
     per_block = 4 if shape.checkpoint else 46
     return 20.0 * count + tokens * (per_block * shape.depth * shape.width + 8.0 * vocab)

@@ -11,6 +11,7 @@ the rest. With masks nothing is revised, and long first steps do harm.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from tsdfm.errors import UserError
 from tsdfm.flow.jump import CumulativeJump
@@ -28,9 +29,21 @@ class LateJump(CumulativeJump):
             raise UserError(f"the power of a late grid is above 0 and at most 16, not {self.power:g}")
 
     def grid(self, steps: int) -> tuple[float, ...]:
-        """The times of `steps` steps.
+        """The times of `steps` steps."""
+        return late_grid(steps, self.power)
 
-        >>> LateJump(schedule, source, power=2.0).grid(4)
-        (0.0, 0.4375, 0.75, 0.9375, 1.0)
-        """
-        return tuple(1.0 - (1.0 - t) ** self.power for t in grid(steps))
+
+def late_grid(steps: int, power: float) -> tuple[float, ...]:
+    """The times of `steps` steps of a late grid, if each is later than the one before.
+
+    >>> late_grid(4, 2.0)
+    (0.0, 0.4375, 0.75, 0.9375, 1.0)
+    """
+    times = tuple(1.0 - (1.0 - t) ** power for t in grid(steps))
+    if not all(before < after for before, after in pairwise(times)):
+        which = "lower" if power > 1 else "raise"
+        raise UserError(
+            f"{steps} steps along a late grid of power {power:g} are too short to tell apart: lower the number of "
+            f"steps, or {which} the power"
+        )
+    return times

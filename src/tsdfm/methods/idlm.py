@@ -104,6 +104,10 @@ class IDLMSettings(StudentSettings):
             raise UserError("auxiliary.alone leaves the student no step to learn in: lower it, or raise loop.steps")
         if self.auxiliary.steps > 1 and self.loop.micro is not None:
             raise UserError("auxiliary.steps above 1 needs a step's rows all at once: leave loop.micro out")
+        if self.late > 1 and self.passes:
+            from tsdfm.flow.late import late_grid  # loads torch
+
+            late_grid(max(self.passes), self.late)
         if self.compass is not None and not (self.anchor > 0 or self.tilt > 0):
             raise UserError("a compass navigates the anchor's rows or tilts the reward: set anchor or tilt above 0")
         if self.tilt > 0 and self.compass is None:

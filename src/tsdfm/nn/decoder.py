@@ -48,6 +48,13 @@ class DecoderShape(Settings):
             raise UserError("a decoder's sizes are at least 1, its head size is even, and kv_heads divides heads")
 
 
+def flops_per_token(shape: DecoderShape, vocab: int, length: int) -> float:
+    """Floating-point operations of one forward pass for one token, as those of a DDiT are counted."""
+    queries, keys = shape.heads * shape.head, shape.kv_heads * shape.head
+    matrices = shape.depth * shape.width * (2 * queries + 2 * keys + 3 * shape.hidden) + shape.width * vocab
+    return 2.0 * matrices + 4.0 * shape.depth * length * queries
+
+
 AnyShape = TypeVar("AnyShape", bound=DecoderShape | None)
 CONDITION = 128  # width of the condition of a decoder that was told nothing, and will be
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 from tsdfm import terminal
 from tsdfm.errors import UserError
 from tsdfm.methods import DistilMethod, method_of
+from tsdfm.public.settings import ImportSettings
 from tsdfm.settings import defaults, flags_of, flat, merge, path_settings, to_dict
 from tsdfm.store.lock import clear
 from tsdfm.store.manifest import NAME as MANIFEST
@@ -43,20 +44,38 @@ def is_finished(settings: Any, method: str | None = None) -> bool:
             f"{settings.out} holds a finished run of {made_by.name}, and this is {method}: "
             "remove it or give another --out"
         )
+    own = made_by.inputs(settings) if isinstance(made_by, DistilMethod) else {}  # a teacher may be what it starts from
+    check_same(settings, found, own)
+    return True
+
+
+def is_started(settings: ImportSettings) -> bool:
+    """Is there a start of flow models from this causal model, on these tokens? Another one is the user's to remove."""
+    from tsdfm.public.causal import causal_folder, files_of
+
+    if not (settings.out / MANIFEST).is_file():
+        return False
+    found = read_manifest(settings.out)
+    if found.get("origin", {}).get("files") != files_of(causal_folder(settings.source, settings.revision)):
+        raise UserError(f"{settings.out} was made from another causal model: remove it or give another --out")
+    check_same(settings, found, {}, {"source"})  # where the causal model lies, under whatever name
+    return True
+
+
+def check_same(settings: Any, found: Mapping[str, Any], own: Mapping[str, Path], aside: Iterable[str] = ()) -> None:
+    """Refuse a finished run, of manifest `found`, of other settings than these but for `aside`, or of other inputs."""
     whole = merge(defaults(type(settings)), found.get("settings") or {})  # a newer setting was at its default
     then, now = (comparable(each, type(settings)) for each in (whole, to_dict(settings)))
-    for name in sorted(now):  # what a run of old knew besides is not of its method
+    for name in sorted(now.keys() - set(aside)):  # what a run of old knew besides is not of its method
         if then.get(name) != now.get(name):
             raise UserError(
                 f"{settings.out} holds a finished run of other settings: {name} was {then.get(name)} and is now "
                 f"{now.get(name)}; use what it was, remove the run or give another --out"
             )
-    own = made_by.inputs(settings) if isinstance(made_by, DistilMethod) else {}  # a teacher may be what it starts from
     for name, made_from in found.get("inputs", {}).items():
         path = input_path(settings, name, own)
         if path is None or input_sha256(path) != made_from["sha256"]:
             raise UserError(f"{settings.out} was made from other {name}: remove it or give another --out")
-    return True
 
 
 def input_path(settings: Any, name: str, own: Mapping[str, Path]) -> Path | None:

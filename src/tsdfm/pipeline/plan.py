@@ -13,7 +13,7 @@ from tsdfm.corpus.settings import CorpusSettings
 from tsdfm.corpus.world import world_named
 from tsdfm.errors import UserError
 from tsdfm.judges.settings import JudgeTrainSettings
-from tsdfm.public.settings import ImportSettings
+from tsdfm.public.settings import ImportSettings, check_start
 from tsdfm.recipes import Entry, Recipe, known
 from tsdfm.recipes.recipe import table
 from tsdfm.recipes.trainers import kind, settings_known, trainer
@@ -169,7 +169,10 @@ def starts(recipe: Recipe, out: Path) -> tuple[ImportSettings, ...]:
         if word in section:
             raise UserError(f"{START}.{word} follows from the recipe: leave it out")
     own = [{"tokens": out / "tokens", "noise": source, "out": out / f"{START}-{source}"} for source in recipe.sources]
-    return tuple(build(ImportSettings, {**section, **each}, START) for each in own)
+    made = tuple(build(ImportSettings, {**section, **each}, START) for each in own)
+    for each in made:
+        check_start(each, f"{START}.")
+    return made
 
 
 def source_models(recipe: Recipe, source: str, out: Path) -> list[Model]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tsdfm import terminal
 from tsdfm.errors import UserError
-from tsdfm.pipeline.done import examine, train
+from tsdfm.pipeline.done import examine, is_started, train
 from tsdfm.pipeline.plan import Model, Plan
 from tsdfm.public.settings import ImportSettings
 from tsdfm.recipes.trainers import trainer
@@ -18,7 +18,6 @@ from tsdfm.settings import flat, path_settings, to_dict
 from tsdfm.store.bundle import find_shipped
 from tsdfm.store.files import write_json
 from tsdfm.store.manifest import NAME as MANIFEST
-from tsdfm.store.manifest import read_manifest
 
 
 @dataclass(frozen=True)
@@ -70,12 +69,10 @@ def make_start(settings: ImportSettings) -> None:
     """A causal model as the start of flow models, unless it is there."""
     from tsdfm.public.run import run
 
-    if not (settings.out / MANIFEST).is_file():
-        run(settings)
-    elif read_manifest(settings.out)["settings"] == to_dict(settings):
+    if is_started(settings):
         terminal.say(f"── {settings.out.name}: there already → {settings.out}")
     else:
-        raise UserError(f"{settings.out} was made of another causal model: remove it, or give another --out")
+        run(settings)
 
 
 def check_tokens(model: Model, tokens: Path) -> None:

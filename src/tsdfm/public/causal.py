@@ -44,7 +44,7 @@ from tsdfm.public.decoders import (
 from tsdfm.public.layouts import EMBEDDING, HEAD
 from tsdfm.public.model import fetch
 from tsdfm.public.tensors import PublicTensors, licence_of, open_tensors, read_config
-from tsdfm.store.files import read_json
+from tsdfm.store.files import file_sha256, read_json
 from tsdfm.tokens.bpe import byte_symbols
 from tsdfm.tokens.rows import TokenRows
 from tsdfm.tokens.tokenizer import FILE
@@ -108,25 +108,17 @@ def causal_folder(source: str, revision: str = "") -> Path:
     return path
 
 
+def files_of(source: Path) -> dict[str, str]:
+    """The hash of each file of a causal model's weights by its name, as an `origin` has them."""
+    told = weights_in(source)
+    return open_tensors(source).sha256() if told is None else {told.name: file_sha256(told)}
+
+
 def start_for(source: Path, tokens: Path, noise: str) -> tuple[VelocitySpec, dict[str, Tensor], dict[str, Any]]:
     """The network of a flow model on the rows of `tokens` from noise `uniform` or `mask`, its weights, its origin."""
     rows, causal = TokenRows(tokens, "train"), read_causal(source)
-    sizes = causal.shape
-    spec = VelocitySpec(
-        shape=Shape(
-            **{name: getattr(sizes, name) for name in ("width", "depth", "heads", "cond", "hidden")},
-            dropout=0.0,
-            checkpoint=False,
-        ),
-        vocab=rows.vocab_size,
-        source=noise,
-        schedule="poly:1",
-        length=rows.length,
-        anchor=rows.anchor,
-        tokenizer=rows.fingerprint,
-        shift=True,
-        decoder=sizes,
-    )
+    about = {"anchor": rows.anchor, "tokenizer": rows.fingerprint}
+    spec = start_spec(causal.shape, vocab=rows.vocab_size, source=noise, length=rows.length, **about)
     embedding, head = causal.rows_for(rows.tokenizer.pieces)
     more = spec.flow_source().tokens - rows.vocab_size  # a row for [MASK], where there is one
     embedding = torch.cat([embedding, embedding.mean(0, keepdim=True).expand(more, -1)])
@@ -144,6 +136,20 @@ def new_condition(spec: VelocitySpec) -> dict[str, Tensor]:
         time = ScalarEmbedding(spec.shape.cond).state_dict()
     zero = {name: torch.zeros(wanted[name].shape) for name in condition_of(wanted)}
     return zero | {f"time.{name}": tensor for name, tensor in time.items()}
+
+
+def start_spec(sizes: DecoderShape, **rows: Any) -> VelocitySpec:
+    """The network that a causal model of some sizes becomes, for `rows` of a vocab, source, length, …"""
+    parts = {name: getattr(sizes, name) for name in ("width", "depth", "heads", "cond", "hidden")}
+    shape = Shape(**parts, dropout=0.0, checkpoint=False)
+    return VelocitySpec(shape=shape, schedule="poly:1", shift=True, decoder=sizes, **rows)
+
+
+def sizes_in(source: Path) -> DecoderShape:
+    """The sizes of the causal model in a folder, with the condition that it gets."""
+    if weights_in(source) is not None:
+        return from_storyteller(storyteller_in(source)).shape
+    return replace(shape_of(NAMES, open_tensors(source).shapes, read_config(source)), cond=CONDITION)
 
 
 def read_causal(source: Path) -> Causal:

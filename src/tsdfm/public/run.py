@@ -13,7 +13,7 @@ from tsdfm.nn.layers import without_weights
 from tsdfm.nn.velocity import VelocitySpec
 from tsdfm.public.causal import causal_folder, is_causal, start_for
 from tsdfm.public.model import read_public
-from tsdfm.public.settings import ImportSettings
+from tsdfm.public.settings import ImportSettings, check_start
 from tsdfm.store.checkpoint import Store
 from tsdfm.store.files import write_json
 from tsdfm.store.folder import must_be_new, whole
@@ -55,10 +55,7 @@ def run(settings: ImportSettings) -> Path:
 
 def write_start(settings: ImportSettings, tokens: Path) -> Path:
     """A causal model as the start of a flow model on the rows of `tokens`."""
-    usual = ImportSettings(source=settings.source, out=settings.out)
-    for word in ("part", "kind", "heads", "tokenizer", "mask", "block", "length"):
-        if getattr(settings, word) != getattr(usual, word):
-            raise UserError(f"--{word} is not for a causal model, whose flow model is as --tokens says: leave it out")
+    check_start(settings)
     path = causal_folder(settings.source, settings.revision)
     spec, weights, origin = start_for(path, tokens, settings.noise)
     if not Path(settings.source).exists():

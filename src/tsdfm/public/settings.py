@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tsdfm.settings import ModelPath, Settings, option, required
+from tsdfm.errors import UserError
+from tsdfm.settings import ModelPath, Settings, defaults, option, required
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +29,14 @@ class ImportSettings(Settings):
     length: int = option(0, "tokens in a row of a llada, dream or sdar; 0: 1024", low=0, high=2**20)
     tokens: Path | None = option(None, "a causal model: the tokens folder that a flow model is to learn from")
     noise: Literal["uniform", "mask"] = option("uniform", "a causal model: what texts of the flow model start as")
+
+
+def check_start(settings: ImportSettings, where: str = "--") -> None:
+    """Refuse what is said of a causal model as if it were a public flow model; `where` stands before the setting."""
+    usual = defaults(ImportSettings)
+    for word in ("part", "kind", "heads", "tokenizer", "mask", "block", "length"):
+        if getattr(settings, word) != usual[word]:
+            raise UserError(f"{where}{word} is not for a causal model, whose flow model is as its tokens: leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)

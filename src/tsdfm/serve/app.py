@@ -66,7 +66,7 @@ def create_app(scheduler: Intake, settings: ServeSettings) -> tuple[FastAPI, Gua
 
     app = FastAPI(title="tsdfm", version=__version__, lifespan=alive, docs_url=None, redoc_url=None, responses=ERRORS)
     registry, desk = CollectorRegistry(), Desk(scheduler, cards_of(scheduler))
-    kept = APIRouter(dependencies=[Depends(HTTPBearer(auto_error=False))] if settings.api_key else [])
+    kept = APIRouter(dependencies=[Depends(HTTPBearer(auto_error=False))] if settings.api_key is not None else [])
     registry.register(Counts(scheduler))
     completion, infill = requests(settings, list(scheduler.models))
     for path, shape, answer in (
@@ -83,8 +83,8 @@ def create_app(scheduler: Intake, settings: ServeSettings) -> tuple[FastAPI, Gua
     pages(app)
     if settings.origins:
         app.add_middleware(CORSMiddleware, allow_origins=settings.origins, allow_methods=["*"], allow_headers=["*"])
-    key = settings.api_key or None
-    return app, Guard(Metrics(app, registry), settings.names, key, settings.max_body, settings.deadline)
+    guarded = Metrics(app, registry)
+    return app, Guard(guarded, settings.names, settings.api_key, settings.max_body, settings.deadline)
 
 
 def cards(router: APIRouter, desk: Desk) -> None:

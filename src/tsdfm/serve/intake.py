@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from tsdfm.errors import UserError
-from tsdfm.flow import grid, shape_logits
+from tsdfm.flow import grid_of, shape_logits
 from tsdfm.flow.noise import salt_of
 from tsdfm.methods import bound_of
 from tsdfm.samples.given import Asked, as_prompts, read_asked
@@ -109,8 +109,6 @@ class Intake(ABC):
         ask = replace(ask, prefixes=tuple(prompts))
         steps = served.defaults.steps if ask.steps is None else ask.steps
         temperature = served.defaults.temperature if ask.temperature is None else ask.temperature
-        with blaming("steps"):
-            grid(steps)
         with blaming("seed"):
             salt_of(ask.seed, 0)
         with blaming("temperature"):
@@ -118,7 +116,9 @@ class Intake(ABC):
         with blaming("top_p"):
             shape_logits(NOTHING, top_p=ask.top_p)
         with blaming("jump"):
-            served.jump(ask.jump, "blind")
+            jump = served.jump(ask.jump, "blind")
+        with blaming("steps"):
+            grid_of(jump, steps)
         with blaming("guide"):
             served.jump(ask.jump, ask.guide)
         asked = self.asked(served, ask)

@@ -33,11 +33,11 @@ def run(settings: ServeSettings) -> None:
     from tsdfm.serve.intake import Limits
     from tsdfm.serve.remote import Remote
 
+    settings = replace(settings, api_key=key_of(settings))
     sock = listening(settings.host, settings.port)
     impatient(sock, settings.deadline)
     limits = Limits(rows=settings.rows or 0, queue=settings.queue, deadline=settings.deadline)
     remote = Remote(loads(settings), limits)
-    settings = replace(settings, api_key=settings.api_key or os.environ.get(KEY))
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: Any = None) -> None:
@@ -59,6 +59,15 @@ def run(settings: ServeSettings) -> None:
         Server(config).run([sock])
     finally:
         remote.close(wait=False)
+
+
+def key_of(settings: ServeSettings) -> str | None:
+    """The key that clients must send: the flag's, or the environment's."""
+    if settings.api_key is not None:
+        return settings.api_key
+    if (found := os.environ.get(KEY)) == "":
+        raise UserError(f"the variable {KEY} is empty: give it a key, or unset it")
+    return found
 
 
 def loads(settings: ServeSettings) -> list[Callable[[], list[Served]]]:
@@ -102,5 +111,5 @@ def say(sock: socket.socket, settings: ServeSettings, names: Sequence[str]) -> N
     host, port = sock.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     print(f"http://{shown}:{port}/   {', '.join(names)}   (Ctrl-C ends)", flush=True)
-    if host not in ("127.0.0.1", "::1") and not settings.api_key:
+    if host not in ("127.0.0.1", "::1") and settings.api_key is None:
         print(f"anyone who reaches {host} may ask: --api-key, or the variable {KEY}, asks for a key", flush=True)

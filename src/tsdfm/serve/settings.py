@@ -28,7 +28,7 @@ class ServeSettings(Settings):
         low=1,
     )
     queue: int = option(256, "texts that wait for a place; a request beyond them gets 429", low=1)
-    deadline: float = option(120.0, "seconds for a request, the wait included; then 504", above=0)
+    deadline: float = option(120.0, "seconds for a request, the wait included; then 504", above=0, high=86400)
     max_n: int = option(16, "most texts for each prompt of a request", low=1)
     max_steps: int = option(1024, "most passes of a text", low=1)
     max_body: int = option(1 << 20, "most bytes of a request", low=1)
@@ -41,6 +41,8 @@ class ServeSettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.api_key == "":
+            raise UserError("api_key is empty: give a key, or leave it out for a server without one")
         if self.max_n > self.queue:
             raise UserError(f"max_n is {self.max_n} and only {self.queue} texts may wait: raise --queue")
         if self.workers > 1 and ":" in self.device:

@@ -12,6 +12,7 @@ from tsdfm.compass.model import Compass, load_compass
 from tsdfm.errors import UserError
 from tsdfm.nn.ddit import parameters
 from tsdfm.nn.velocity import Velocity, load_velocity, run_folder
+from tsdfm.public.model import is_public
 from tsdfm.samples.model import TextModel, load
 from tsdfm.settings import to_dict
 from tsdfm.ship.card import card_text
@@ -86,6 +87,11 @@ def foreign(out: Path) -> list[str]:
 
 def read_originals(settings: ShipSettings) -> Originals:
     """The models of the runs, or of other bundles, checked to belong together."""
+    if is_public(settings.student):
+        own = f"tsdfm import {settings.student} --out FOLDER"
+        raise UserError(
+            f"{settings.student} is no run: of a public or exported model make one first ({own}), and ship it"
+        )
     student = load(settings.student, "cpu")
     spec, teacher, compass = student.velocity.spec, None, None
     if settings.teacher is not None:
