@@ -532,6 +532,8 @@ def test_a_licence_is_one_word(said: Any, want: str | None, home: Path, tmp_path
     for place in ("origin", "descent"):
         manifest = {place: {"source": "them", "layout": "causal", "licence": said}}
         assert card("tsdfm", spec, manifest, "00").startswith(f"---\nlicense: {want or 'other'}\nlibrary_name: tsdfm\n")
+        odd = card("tsdfm", replace(spec, method="x\n- y"), manifest, "00")
+        assert "- discrete-diffusion\n- tsdfm\n---\n" in odd
 
 
 def test_a_decoder_that_is_told_the_time_is_float32(home: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tsdfm.errors import UserError
 from tsdfm.nn.velocity import VelocitySpec
-from tsdfm.public.tensors import licence_of
+from tsdfm.public.tensors import WORD, licence_of
 from tsdfm.store.files import read_any_json, read_json
 from tsdfm.store.manifest import NAME as MANIFEST
 
@@ -36,7 +36,7 @@ def card(
     `said` are its maker's words, `figures` a table of what was measured.
     """
     origin, descent = manifest.get("origin") or {}, manifest.get("descent") or {}
-    title = spec.method or kind
+    title = spec.method if WORD.fullmatch(spec.method) else kind
     licence = licence or licence_of(origin) or licence_of(descent) or "other"
     block = ["---", f"license: {licence}", "library_name: tsdfm"]
     block += ["pipeline_tag: text-generation", "tags:", "- discrete-diffusion", f"- {title}", "---"]

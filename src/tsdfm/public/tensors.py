@@ -26,7 +26,7 @@ INDEX = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 NUMBERS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 POINTER = b"version https://git-lfs"
 AGAIN = "fetch it again"
-LICENCE = re.compile(r"[\w.+-]+")  # the hub's words for them; it stands in a card
+WORD = re.compile(r"[\w.+-]+")  # what a card's front matter takes of someone's config: a licence, a method
 ROOM = 1 << 22  # numbers that are looked at together: a look takes memory of its own
 
 
@@ -202,4 +202,4 @@ def read_config(path: Path) -> dict[str, Any]:
 def licence_of(said: Mapping[str, Any]) -> str | None:
     """The licence that a config (`license`) or an origin of ours (`licence`) names; none where it is no such word."""
     found = said.get("license", said.get("licence"))
-    return found if isinstance(found, str) and LICENCE.fullmatch(found) else None
+    return found if isinstance(found, str) and WORD.fullmatch(found) else None
