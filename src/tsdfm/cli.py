@@ -89,7 +89,8 @@ VERBS = {
         "",  # which method it means, `student_method` says
         "short for train fs-dfm and, with --policy sequence-to-token, train ts-dfm",
         section="student",
-        epilog="tsdfm student --tokens runs/mine/tokens --init-from runs/mine/teacher --out runs/mine/fs-dfm",
+        epilog="tsdfm student --recipe small_h200 --tokens runs/mine/tokens --init-from runs/mine/teacher "
+        "--out runs/mine/fs-dfm",
     ),
     "sample": Verb(
         "tsdfm.samples.settings:SampleSettings",
