@@ -220,6 +220,30 @@ def test_a_student_of_a_decoder_begins_as_its_teacher(home: Path, tmp_path: Path
             torch.testing.assert_close(student(x, *found.told(t, h)), teacher(x, *spec.told(t, h)))
 
 
+def test_a_pipeline_starts_on_tokens_that_are_there_already(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("r.toml").write_text(f"""
+sources = ["uniform"]
+[start]
+source = "{home / "teller"}"
+tokens = "{home / "tokens"}"
+[models.teacher]
+method = "dfm"
+tokens = "{home / "tokens"}"
+init_from = "start"
+loop.steps = 1
+loop.device = "cpu"
+eval_rows = 4
+eval_times = 1
+""")
+    assert main(["pipeline", "r.toml", "--set", "start.tokens=nowhere", "--out", "no"]) == 2
+    assert "start: tokens says nowhere, and there is nothing" in capsys.readouterr().err
+    assert main(["pipeline", "r.toml", "--out", "all"]) == 0
+    assert load_velocity("all/teacher-uniform").spec.decoder is not None
+
+
 def test_a_pipeline_starts_from_a_causal_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -165,11 +165,12 @@ def starts(recipe: Recipe, out: Path) -> tuple[ImportSettings, ...]:
         return ()
     if START in recipe.names:
         raise UserError(f"[{START}] is a causal model to start from: call the model of that name something else")
-    for word in ("tokens", "noise", "out"):
+    for word in ("noise", "out"):
         if word in section:
             raise UserError(f"{START}.{word} follows from the recipe: leave it out")
-    own = [{"tokens": out / "tokens", "noise": source, "out": out / f"{START}-{source}"} for source in recipe.sources]
-    made = tuple(build(ImportSettings, {**section, **each}, START) for each in own)
+    usual = {"tokens": out / "tokens"}
+    own = [{"noise": source, "out": out / f"{START}-{source}"} for source in recipe.sources]
+    made = tuple(build(ImportSettings, {**usual, **section, **each}, START) for each in own)
     for each in made:
         check_start(each, f"{START}.")
     return made

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tsdfm import terminal
 from tsdfm.errors import UserError
 from tsdfm.pipeline.done import examine, is_started, train
-from tsdfm.pipeline.plan import Model, Plan
+from tsdfm.pipeline.plan import START, Model, Plan
 from tsdfm.public.settings import ImportSettings
 from tsdfm.recipes.trainers import trainer
 from tsdfm.settings import flat, path_settings, to_dict
@@ -35,7 +36,8 @@ def check_inputs(plan: Plan) -> None:
         from tsdfm.public.causal import causal_folder  # loads torch
 
         causal_folder(plan.starts[0].source, plan.starts[0].revision)
-    asked = [(model.name, model.settings) for model in plan.models if model.trained]
+    asked: list[tuple[str, Any]] = [(START, start) for start in plan.starts]
+    asked += [(model.name, model.settings) for model in plan.models if model.trained]
     for owner, settings in [*asked, *((f"report.{table.name}", table.settings) for table in plan.tables)]:
         wanted = path_settings(type(settings)) - {"out", "runs"}
         for name, value in flat(to_dict(settings)).items():
