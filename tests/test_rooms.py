@@ -26,13 +26,13 @@ ROOMS = (
     "flow",  # the mathematics, on kernels
     "engine",  # the training loop, fed with rows of tokens
     "nn",
+    "judges",
     "compass",
     "teacher",
     "distil",
     "methods",  # one file a method: they are made of the rooms before
     "public",  # other people's checkpoints in and out
     "samples",
-    "judges",
     "report",
     "view",
     "serve",  # requests over HTTP, batched by the pass

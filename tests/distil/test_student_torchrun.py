@@ -13,6 +13,9 @@ from processes import torchrun
 from training import named_settings, student_of
 from training import train as run
 from tsdfm.engine.log import read_metrics
+from tsdfm.judges.settings import JudgeLoop, JudgeOptim, JudgeTrainSettings
+from tsdfm.judges.train import run as train_judge
+from tsdfm.nn.settings import NetSettings
 from tsdfm.store.checkpoint import load_weights
 
 KINDS = ("ddp", "fsdp")
@@ -56,13 +59,38 @@ def matched(home: Path, out: Path, **loop: Any) -> dict[str, Any]:
     }
 
 
+def reinforced(home: Path, out: Path, judge: Path) -> dict[str, Any]:
+    """Reinforce, with the causal network beside its student."""
+    values = {name: value for name, value in plain(home, out).items() if name in ("tokens", "out", "loop", "optim")}
+    return values | {
+        "method": "reinforce",
+        "init_from": str(home / "teacher-mask"),
+        "judge": str(judge),
+        "own": str(judge),
+        "width": 0.5,
+        "passes": [2, 4],
+        "first": 1,
+        "texts": 2,
+        "alone": 1,
+        "eval_rows": 4,
+        "eval_times": 2,
+    }
+
+
+def small_judge(tokens: Path, out: Path) -> Path:
+    net, loop = NetSettings(width=32, depth=1, heads=2), JudgeLoop(steps=20, batch=16, device="cpu", eval_every=0)
+    return train_judge(JudgeTrainSettings(tokens=tokens, out=out, net=net, loop=loop, optim=JudgeOptim(warmup=2)))
+
+
 @pytest.fixture(scope="module")
 def runs(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("parallel")
     run(student_of(plain(home, root / "one")))
     run(named_settings(matched(home, root / "matched-one")))
+    judge = small_judge(home / "tokens", root / "judge")
+    run(named_settings(reinforced(home, root / "reinforced-one", judge)))
     jobs = [plain(home, root / kind, parallel=kind, micro=1) for kind in KINDS]
-    jobs.append(matched(home, root / "matched"))
+    jobs += [matched(home, root / "matched"), reinforced(home, root / "reinforced", judge)]
     child = torchrun(student_parallel.__file__, json.dumps(jobs))
     code, said = child.wait(), child.said()
     assert code == 0, said
@@ -100,3 +128,18 @@ def test_a_matched_student_with_its_auxiliary_too(runs: Path) -> None:
     first, second = (load_file(runs / run / step / "texts.safetensors") for run in ("matched", "matched-one"))
     assert all(torch.equal(first[name], second[name]) for name in ("k", "j"))
     assert (first["z"] == second["z"]).double().mean() > 0.95  # a draw may differ where a sum was rounded otherwise
+
+
+def test_a_reinforced_student_with_its_own_law_too(runs: Path) -> None:
+    mine, one = (read_metrics(runs / name, "train") for name in ("reinforced", "reinforced-one"))
+    for a, b in zip(mine, one, strict=True):
+        assert a.keys() == b.keys()
+        for name in ("loss", "nats", "gap", "places", "text_bits", "pool_bits", "grad_norm"):
+            assert a[name] == pytest.approx(b[name], rel=1e-3, abs=1e-5), name
+    step = "checkpoints/step-00000003"
+    for name in ("model", "own", "usual"):
+        first, second = (
+            load_file(runs / run / step / f"{name}.safetensors") for run in ("reinforced", "reinforced-one")
+        )
+        for key, value in first.items():
+            torch.testing.assert_close(value, second[key], rtol=2e-3, atol=2e-4)

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from tsdfm.errors import UserError
 from tsdfm.flow.draw import draw_other
-from tsdfm.flow.jump import CumulativeJump, EulerJump, Jump, jump_from
+from tsdfm.flow.jump import JUMPS as NAMED
+from tsdfm.flow.jump import CumulativeJump, EulerJump, Jump, LeaveJump, jump_from
+from tsdfm.flow.late import LateJump
 from tsdfm.flow.noise import RowNoise
 from tsdfm.flow.schedule import Cosine, Polynomial, Schedule
 from tsdfm.flow.source import Mask, Source, Uniform
@@ -225,3 +227,42 @@ def test_any_jump(
     assert ((x < vocab) | (x == x_t)).all()
     final = jump(x, logits, t, 1 - t, RowNoise(seed + 1, torch.arange(rows)))
     assert (final < vocab).all()
+
+
+@pytest.mark.parametrize(
+    "jump",
+    [
+        *(made(Polynomial(1.0), Mask(5)) for made in NAMED.values()),
+        *(NAMED[name](Polynomial(1.0), Uniform(5)) for name in ("euler", "cumulative")),
+        LateJump(Polynomial(2.0), Uniform(5), power=2.0),
+    ],
+)
+@pytest.mark.parametrize("t", [0.0, 0.35, 0.75])
+def test_a_steps_probabilities(jump: LeaveJump, t: float) -> None:
+    """log_step adds up to 1 over where a step may lead, gives what is drawn, and has the gradients of its formula."""
+    source = jump.source
+    rows, h = 3, torch.full((3,), 0.25, dtype=f64)
+    x_t = state(source, rows, 4)
+    when = torch.full((rows,), t, dtype=f64)
+    logits = randn(rows, 4, 5).requires_grad_()
+
+    def logs(logits: torch.Tensor) -> torch.Tensor:
+        said = logits.log_softmax(-1)
+        own = said.gather(-1, x_t.clamp(max=4)[..., None])[..., 0]
+        ways = [torch.full_like(x_t, v) for v in range(source.tokens)]
+        found = [jump.log_step(x_t, y, own, said[..., min(v, 4)], when, h) for v, y in enumerate(ways)]
+        return torch.stack(found, -1)
+
+    chances = logs(logits).exp()
+    if source.mask is not None:  # nothing goes to [MASK], and only [MASK] stays there
+        masked = x_t == source.mask
+        chances = chances * torch.cat([torch.ones_like(chances[..., :5]), masked[..., None].double()], -1)
+    torch.testing.assert_close(chances.sum(-1), torch.ones(rows, 4, dtype=f64), rtol=0, atol=1e-9)
+    many = 20000
+    wide = jump(
+        x_t.repeat(many, 1), logits.detach().repeat(many, 1, 1), when.repeat(many), h.repeat(many),
+        RowNoise(0, torch.arange(rows * many)),
+    ).view(many, rows, 4)  # fmt: skip
+    seen = torch.stack([(wide == v).double().mean(0) for v in range(source.tokens)], -1)
+    assert (seen - chances).abs().max() < 5 * 0.5 / many**0.5
+    assert torch.autograd.gradcheck(lambda l: logs(l)[..., :5], (logits,))

@@ -30,6 +30,8 @@ from tsdfm.flow import RowNoise
 from tsdfm.flow.jump import JUMPS, jump_from
 from tsdfm.flow.schedule import schedule_from
 from tsdfm.flow.source import source_from
+from tsdfm.judges.settings import JudgeTrainSettings
+from tsdfm.judges.train import run as train_judge
 from tsdfm.methods import brought_jumps, method, names
 from tsdfm.nn.ddit import DDiT
 from tsdfm.nn.velocity import load_velocity
@@ -50,6 +52,7 @@ OWN: dict[str, dict[str, Any]] = {  # what a method needs to show all it does in
     "idlm": {"auxiliary": {"alone": 0, "warmup": 1}, "form": "mix", "pull": 0.5, "width": 0.1, "tilt": 0.5,
              "passes": [2, 4], "pass_weights": [1, 1]},
     "di4c": {"mixture": 2, "gap": 0.25},
+    "reinforce": {"passes": [2, 3], "first": 1, "alone": 0, "texts": 2, "width": 0.5},
 }  # fmt: skip
 DISTILLERS = [name for name in names() if not method(name).many_step]
 EVERY = [(name, source) for name in DISTILLERS for source in method(name).sources]
@@ -74,7 +77,13 @@ def models(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     for source in ("uniform", "mask"):
         found[source] = many_step("dfm", tokens, home / source, steps=12, source=source)
         found[f"compass-{source}"] = train_compass(compass_settings(tokens, found[source], home / f"compass-{source}"))
+    found["judge"] = train_judge(judge_settings(tokens, home / "judge"))
     return found
+
+
+def judge_settings(tokens: Path, out: Path) -> JudgeTrainSettings:
+    loop = {"steps": 3, "batch": 8, "device": "cpu", "eval_every": 0, "save_every": 0}
+    return build(JudgeTrainSettings, {"tokens": tokens, "out": out, "loop": loop, "net": NET})
 
 
 def compass_settings(tokens: Path, teacher: Path, out: Path, objective: str = "nce") -> CompassSettings:
@@ -145,6 +154,8 @@ def settings_for(name: str, source: str, tokens: Path, models: dict[str, Path], 
     given |= {"optim": {"lr": 1e-3, "warmup": 1, "ema": 0.9}, **OWN.get(name, {}), **more}
     if name in ("ts-dfm", "idlm"):
         given["compass"] = models[f"compass-{source}"]
+    if name == "reinforce":
+        given |= {"judge": str(models["judge"]), "own": models["judge"]}
     return build(method(name).settings, given)
 
 

@@ -421,3 +421,19 @@ def test_a_single_command_takes_a_models_settings_without_the_other_models() -> 
     assert "init_from" not in found
     with pytest.raises(UserError, match="no mdlm"):
         tiny.values_for("mdlm")
+
+
+def test_a_model_waits_for_the_pipelines_judge() -> None:
+    """`own` and `judge` may name it; it is one for all sources, and trained before."""
+    reinforce = {"method": "reinforce", "own": "judge", "judge": "judge"}
+    plain = {"tokens": {}, "judge": {}, "models": {"reinforce": reinforce, "teacher": {"method": "dfm"}}}
+    found = models(plain)["reinforce"]
+    assert (found.settings.own, found.settings.judge) == (OUT / "judge", "out/judge")
+    assert found.settings.init_from == OUT / "teacher-uniform"
+    assert found.needs == {"judge", "teacher-uniform"}
+    both = make_plan(Recipe([{**plain, "sources": ["uniform", "mask"]}], {}), OUT)
+    assert [model.key for model in both.training()][::2] == ["teacher-uniform", "teacher-mask"]
+    outside = models({**plain, "models": {**plain["models"], "reinforce": {**reinforce, "judge": "gpt2"}}})["reinforce"]
+    assert outside.settings.judge == "gpt2"
+    with pytest.raises(UserError, match="call the model of that name something else"):
+        plan({**plain, "models": {"judge": {"method": "dfm"}}})

@@ -41,6 +41,9 @@ from tsdfm.flow.source import Source
 from tsdfm.lazy import BROUGHT
 from tsdfm.settings import nearest
 
+TINY = 1e-15
+"""The least probability whose logarithm is taken."""
+
 
 @runtime_checkable
 class Jump(Protocol):
@@ -196,6 +199,22 @@ class LeaveJump:
                 chance = torch.where(masked, chance, 0.0)
         return torch.where(s >= 1.0, last, chance)
 
+    def log_step(self, x_t: Tensor, y: Tensor, log_own: Tensor, log_y: Tensor, t: Tensor, h: Tensor) -> Tensor:
+        """log q(y | x_t) [B, L] of a step that led from x_t to y, from log p of x_t's own tokens and of y's.
+
+            log(1 − leave) where y = z,      log leave − log(1 − p(z)) + log p(y) elsewhere
+
+        In float64, with gradients. At [MASK] p(z) is 0, whatever `log_own` says.
+        """
+        p_other = -torch.expm1(log_own.double())
+        if self.source.mask is not None:
+            p_other = torch.where(x_t == self.source.mask, 1.0, p_other)
+        p_other = p_other.clamp(TINY, 1.0)
+        leave = self.leave(x_t, p_other, t, h)
+        stays = torch.log1p(-leave.clamp(max=1.0 - TINY))
+        goes = leave.clamp(min=TINY).log() - p_other.log() + log_y.double()
+        return torch.where(y == x_t, stays, goes)
+
     def needs(self, x_t: Tensor, t: Tensor, h: Tensor, u: Tensor) -> Tensor:
         """The positions [B, L] that could leave for some logits, by uniforms u [B, L, 2]: no other one moves."""
         return u[..., 0] < self.leave(x_t, torch.ones_like(x_t, dtype=torch.float64), t, h)
@@ -227,7 +246,8 @@ class CumulativeJump(LeaveJump):
     """The cumulative-scalar jump of FS-DFM; with the mask source and `keep_revealed`, MDLM's ancestral step."""
 
     def chance(self, t: Tensor, s: Tensor, h: Tensor, p_other: Tensor) -> Tensor:
-        return -torch.expm1(p_other * torch.log(self.schedule.survival(t, s)))
+        log = torch.log(self.schedule.survival(t, s)).clamp(min=-745.0)  # as of the least number: −∞ has no gradient
+        return -torch.expm1(p_other * log)
 
 
 JUMPS: dict[str, Callable[[Schedule, Source], LeaveJump]] = {

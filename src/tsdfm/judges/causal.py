@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -23,6 +23,31 @@ class Encoded:
 
     ids: list[int]
     ends: list[int]
+
+
+@dataclass(frozen=True)
+class Spelled:
+    """One text token by token: the index of the character after each, and −log p of what was scored, on the host.
+
+    `costs` holds fewer than `ends` where the context ends before the text. With `closed` the end of the text is scored
+    too, and its cost comes last where the context reaches it. `begin` are the characters before the first of `ends`
+    that are read and not scored.
+    """
+
+    ends: list[int]
+    costs: Tensor
+    closed: bool
+    begin: int = 0
+
+    @property
+    def tokens(self) -> Tensor:
+        """−log p of the text's own tokens [n]."""
+        return self.costs[: len(self.ends)]
+
+    @property
+    def end(self) -> float | None:
+        """−log p of the end, where it was scored."""
+        return float(self.costs[-1]) if self.closed and len(self.costs) > len(self.ends) else None
 
 
 class CausalReader(Protocol):
@@ -104,23 +129,46 @@ class CausalJudge:
         """Tokens of a batch such that its logits fit."""
         return LOGITS.get(self.reader.device.type, LOGITS["cpu"]) // self.reader.vocab
 
-    @torch.no_grad()
     def _read(self, batch: list[Window]) -> list[tuple[float, int, int]]:
         """−log p, tokens and hits of each window."""
-        tokens = self._pad(batch)
-        logits = self.reader.logits(tokens)
-        found = []
-        for row, words, one in zip(logits, tokens, batch, strict=True):
-            scored = slice(one.first - 1, len(one.tokens) - 1)
-            wide = row[scored].float() if row.dtype != torch.float64 else row[scored]
-            target = words[one.first : len(one.tokens)]
-            cost = wide.logsumexp(-1) - wide.gather(-1, target[:, None]).squeeze(-1)
-            found.append(torch.stack([cost.double().sum(), (wide.argmax(-1) == target).sum().double()]))
+        found = [torch.stack([cost.double().sum(), hits.sum().double()]) for cost, hits in self._costs(batch)]
         totals = torch.stack(found).cpu()  # one transfer a batch
         if not bool(torch.isfinite(totals).all()):
             raise UserError(f"the judge {self.name} gave a text no finite score: try --precision fp32")
         counts = [len(one.tokens) - one.first for one in batch]
         return [(float(t[0]), n, int(t[1])) for t, n in zip(totals, counts, strict=True)]
+
+    @torch.no_grad()
+    def _costs(self, batch: list[Window]) -> Iterator[tuple[Tensor, Tensor]]:
+        """−log p of each scored token of a window, and whether it was the likeliest: [n] each, on the device."""
+        tokens = self._pad(batch)
+        logits = self.reader.logits(tokens)
+        for row, words, one in zip(logits, tokens, batch, strict=True):
+            scored = slice(one.first - 1, len(one.tokens) - 1)
+            wide = row[scored].float() if row.dtype != torch.float64 else row[scored]
+            target = words[one.first : len(one.tokens)]
+            cost = wide.logsumexp(-1) - wide.gather(-1, target[:, None]).squeeze(-1)
+            yield cost, wide.argmax(-1) == target
+
+    def spelled(self, texts: Sequence[str]) -> list[Spelled]:
+        """Each text token by token, as far as the context reaches."""
+        front = [] if self.start is None else [self.start]
+        back = [] if self.end is None else [self.end]
+        read = self.reader.encode(texts)
+        rows = [[*front, *one.ids, *back][: self.context] for one in read]
+        work = [Window(i, row, 1) for i, row in enumerate(rows) if len(row) > 1]
+        found: dict[int, Tensor] = {}
+        for batch in batches(work, self._room(), self.batch):
+            costs = [cost for cost, _ in self._costs(batch)]
+            parts = torch.split(torch.cat(costs).cpu(), [len(cost) for cost in costs])  # one transfer a batch
+            found |= {one.text: cost for one, cost in zip(batch, parts, strict=True)}
+        if not all(bool(torch.isfinite(costs).all()) for costs in found.values()):
+            raise UserError(f"the judge {self.name} gave a token no finite score: try another precision")
+        none, skipped = torch.zeros(0), 1 - len(front)  # without a start the first token is read, and not scored
+        return [
+            Spelled(one.ends[skipped:], found.get(i, none), bool(back), sum(one.ends[:skipped]))
+            for i, one in enumerate(read)
+        ]
 
     def _pad(self, batch: list[Window]) -> Tensor:
         """[b, l], filled up on the right with token 0, which no scored position sees."""

@@ -12,22 +12,39 @@ Shapes: N positions, D width, V columns, K tokens a position.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from tsdfm.kernels.fused import ROOM, compute_dtype
 
 
-def token_logs(hidden: Tensor, head: nn.Linear, tokens: Tensor) -> Tensor:
+class Head(Protocol):
+    """What gives logits of hidden states: a linear layer, or what is one."""
+
+    @property
+    def weight(self) -> Tensor: ...
+
+    @property
+    def bias(self) -> Tensor | None: ...
+
+
+class Tied(NamedTuple):
+    """An embedding [V, D] as a head."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+
+def token_logs(hidden: Tensor, head: Head, tokens: Tensor) -> Tensor:
     """log q of tokens [N, K] under softmax(head(hidden [N, D])), [N, K] in float32 or better."""
     out: Tensor = _Logs.apply(hidden, head.weight, head.bias, tokens)  # type: ignore[no-untyped-call]
     return out
 
 
-def logit_chunks(hidden: Tensor, head: nn.Linear) -> Iterator[tuple[slice, Tensor]]:
+def logit_chunks(hidden: Tensor, head: Head) -> Iterator[tuple[slice, Tensor]]:
     """Positions and their logits [n, V], a chunk at a time, in float32 or better; without gradients."""
     return _chunks(hidden.detach(), *_cast(compute_dtype(hidden), head.weight, head.bias))
 

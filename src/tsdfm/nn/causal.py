@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tsdfm.errors import UserError
+from tsdfm.kernels.token_logs import Head, Tied
 from tsdfm.nn.layers import Norm, Rotary, check_size, rotate
 from tsdfm.nn.settings import Shape
 from tsdfm.settings import Settings, required, to_dict
@@ -123,7 +124,12 @@ class CausalNet(nn.Module):
 
     def read(self, hidden: Tensor) -> Tensor:
         """Logits of hidden states."""
-        return F.linear(hidden, self.embedding.weight if self.head is None else self.head.weight)
+        return F.linear(hidden, self.linear.weight)
+
+    @property
+    def linear(self) -> Head:
+        """What makes logits of hidden states."""
+        return Tied(self.embedding.weight) if self.head is None else self.head
 
     def cache(self, batch: int, room: int, dtype: torch.dtype = torch.float32) -> Cache:
         """An empty cache for `batch` rows of up to `room` tokens."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 START = "start"
+JUDGE = "judge"
 USUAL = {"init_from": "teacher"}
 """Which model a needed setting takes if nothing is said; for others, the one of the setting's own name."""
 NO_JUDGE = "needs a judge: give measure.judges (docs/judges.md), a [judge] section, or measure.world for stories"
@@ -100,7 +101,7 @@ class Plan:
         """The models that are trained, each after what it needs, otherwise in the recipe's order."""
         left, ordered = [model for model in self.models if model.trained], dict[str, Model]()
         while left:
-            ready = next((model for model in left if model.needs <= ordered.keys()), None)
+            ready = next((model for model in left if model.needs <= {*ordered, JUDGE}), None)
             if ready is None:
                 names = ", ".join(dict.fromkeys(model.name for model in left))
                 why = "wait for each other, or for one their source does not have"
@@ -183,6 +184,10 @@ def source_models(recipe: Recipe, source: str, out: Path) -> list[Model]:
     places = {e.name: used[e.name].path if e.name in used else out / f"{e.name}-{source}" for e in entries}
     ready = {*used, *([START] if recipe.section(START) is not None else [])}
     every = {name: places.get(name, out / f"{name}-{source}") for name in {*recipe.names, *ready}}
+    if recipe.section(JUDGE) is not None:
+        if JUDGE in recipe.names:
+            raise UserError(f"[{JUDGE}] is a judge of the pipeline: call the model of that name something else")
+        every[JUDGE] = out / JUDGE
     return [used.get(e.name) or trained_model(e, recipe, every, frozenset(ready), out) for e in entries]
 
 
@@ -194,7 +199,7 @@ def trained_model(entry: Entry, recipe: Recipe, places: Mapping[str, Path], used
         usual["teacher"] = "teacher"
     given: dict[str, Any] = {n: name for n, name in usual.items() if name in recipe.names} | entry.values
     needs = set[str]()
-    given = placed(given, path_settings(method.settings, models=True), places, needs)
+    given = placed(given, {*path_settings(method.settings, models=True), JUDGE}, places, needs)
     first: dict[str, Any] = {"tokens": out / "tokens"} | ({"name": entry.name} if entry.name != method.label else {})
     given = {**first, **given, "source": entry.source, "out": places[entry.name]}
     given = {name: value for name, value in given.items() if name in takes or name in entry.values}
@@ -204,7 +209,8 @@ def trained_model(entry: Entry, recipe: Recipe, places: Mapping[str, Path], used
     if kind(entry.method) == "compass":
         asked = recipe.section("validate", entry.source) or {}
         exam = build(ValidateSettings, {**asked, "compass": settings.out}, "validate")
-    keys = frozenset(f"{name}-{entry.source}" for name in needs - used)
+    ours = {JUDGE} - {*recipe.names}  # one for all sources
+    keys = frozenset(name if name in ours else f"{name}-{entry.source}" for name in needs - used)
     return Model(entry.name, entry.source, entry.method, settings.out, settings, keys, exam)
 
 
@@ -218,7 +224,7 @@ def placed(
             found[key] = placed(value, takes_model, places, needs)
         elif key in takes_model and isinstance(value, str) and value in places:
             needs.add(value)
-            found[key] = places[value]
+            found[key] = str(places[value]) if key == JUDGE else places[value]  # a judge is a word, and may be a path
         else:
             found[key] = value
     return found

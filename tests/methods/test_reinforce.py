@@ -1,0 +1,299 @@
+"""Reinforce: credit by hand, a judge of other tokens read place by place, trainings that learn, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import tsdfm
+from tsdfm.cli import main
+from tsdfm.distil.policy.credit import MOST, Usual, advantages, returns
+from tsdfm.distil.policy.own import Own
+from tsdfm.distil.policy.reading import places, stories_in
+from tsdfm.engine.distributed import Processes
+from tsdfm.engine.task import Context
+from tsdfm.errors import UserError
+from tsdfm.judges.inhouse import inhouse_judge, load_causal
+from tsdfm.methods.reinforce import METHOD, ReinforceLoop, ReinforceOptim, ReinforceSettings
+from tsdfm.store.manifest import read_manifest
+from tsdfm.tokens.rows import TokenRows
+from tsdfm.tokens.tokenizer import load_tokenizer
+
+f64 = torch.float64
+
+
+def judge_run(tokens: Path, out: Path, steps: int = 40) -> Path:
+    from tsdfm.judges.settings import JudgeLoop, JudgeOptim, JudgeTrainSettings
+    from tsdfm.judges.train import run
+    from tsdfm.nn.settings import NetSettings
+
+    loop = JudgeLoop(steps=steps, batch=32, device="cpu", eval_every=0, save_every=0)
+    net = NetSettings(width=48, depth=2, heads=2)  # with dropout, which q must not have
+    return run(
+        JudgeTrainSettings(tokens=tokens, out=out, net=net, loop=loop, optim=JudgeOptim(lr=5e-3, warmup=5, ema=0.9))
+    )
+
+
+@pytest.fixture(scope="module")
+def judge(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return judge_run(tokens, tmp_path_factory.mktemp("judges") / "judge")
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_returns_by_hand(before: bool) -> None:
+    rewards = torch.randn(3, 7, generator=torch.Generator().manual_seed(0), dtype=f64)
+    found = returns(rewards, 0.6, before=before)
+    for n in range(3):
+        for i in range(7):
+            wanted = sum(0.6 ** abs(j - i) * float(rewards[n, j]) for j in range(7) if before or j >= i)
+            assert found[n, i].item() == pytest.approx(wanted, rel=1e-12)
+
+
+def test_advantages_compare_texts_of_one_state() -> None:
+    found = torch.randn(6, 5, generator=torch.Generator().manual_seed(1), dtype=f64)
+    found[3:] += 100  # what all texts of a state have in common is nobody's doing
+    written = torch.ones(6, 5, dtype=torch.bool)
+    written[1, 3:] = False
+    worth = advantages(found, 3, written, Processes())
+    rest = torch.zeros_like(found)
+    for n in range(6):
+        group = [m for m in range(6) if m // 3 == n // 3 and m != n]
+        rest[n] = found[n] - sum(found[m] for m in group) / 2
+    rest *= written
+    wanted = (rest / (rest[written].square().mean()).sqrt()).clamp(-MOST, MOST)
+    torch.testing.assert_close(worth, wanted)
+    assert bool((worth[~written] == 0).all())
+
+
+def test_an_early_end_is_no_gain_where_later_places_bring_less() -> None:
+    """Rewards fall along a text, alike in all texts: nobody has done better, whenever it ended."""
+    usual = Usual(60)
+    usual.bind(Processes())
+    rewards = torch.linspace(0, -3, 60).expand(40, 60)
+    written = torch.arange(60) < torch.linspace(20, 60, 40)[:, None]
+    for _ in range(30):
+        rest = usual.less(rewards, written)
+    worth = returns(rest, 0.9, before=False)
+    plain = returns((rewards - rewards[written].mean()) * written, 0.9, before=False)
+    early, late = slice(5, 15), slice(30, 40)  # those that end at about 30, and the longest
+    assert bool(written[early, 24].all())
+    assert abs(float(worth[early, 24].mean() - worth[late, 24].mean())) < 0.25
+    assert float(plain[early, 24].mean() - plain[late, 24].mean()) > 1
+
+
+def story_rows(tokens: Path, n: int = 6) -> Tensor:
+    return torch.from_numpy(TokenRows(tokens, "train").take(range(n)).astype("int64"))
+
+
+def read(rows: Tensor, reader: Any, tokens: Path) -> tuple[list[str], Any]:
+    """The texts of rows, and what a judge says of their places."""
+    stories = stories_in(rows, load_tokenizer(tokens), 1)
+    texts = [story.text for story in stories]
+    return texts, places(stories, reader.spelled(texts), rows.shape[1], 1)
+
+
+def test_a_judge_of_the_same_tokens_is_read_place_by_place(tokens: Path, judge: Path) -> None:
+    rows, model = story_rows(tokens), load_causal(judge, "cpu")
+    over = load_tokenizer(tokens).end_of_text
+    rows[0, 1] = over  # an empty text has an end, and its price
+    rows[1, 1:][rows[1, 1:] == over] = int(rows[1, 1])  # and one is not ended
+    texts, found = read(rows, inhouse_judge(judge, "cpu"), tokens)
+    assert texts[0] == ""
+    logs = model.logits(rows[:, :-1]).log_softmax(-1).gather(-1, rows[:, 1:, None])[..., 0]
+    for n, (row, value, there, log) in enumerate(zip(rows, *found, logs, strict=True)):
+        ends = (row[1:] == over).nonzero()[:, 0].tolist()
+        end = 1 + ends[0] if ends else len(row) - 1
+        assert there.nonzero()[:, 0].tolist() == [*range(1, end + 1)]
+        if n != 1:  # that one is spelled otherwise than it would be encoded
+            torch.testing.assert_close(value[1 : end + 1], log[:end], rtol=1e-4, atol=1e-4)
+        assert bool((value[~there] == 0).all())
+
+
+def bytes_judge(tokens: Path, out: Path) -> Path:
+    """A judge that reads bytes."""
+    from tsdfm.tokens.run import run as make_tokens
+    from tsdfm.tokens.settings import TokensSettings
+
+    corpus = Path(read_manifest(tokens)["inputs"]["corpus"]["path"])
+    settings = TokensSettings(
+        corpus=corpus, out=out / "bytes", tokenizer="byte", length=256, layout="document", workers=1
+    )
+    return judge_run(make_tokens(settings), out / "judge", steps=3)
+
+
+def test_a_judge_of_other_tokens_counts_at_the_same_characters(tokens: Path, tmp_path: Path) -> None:
+    """Its token counts where its last character stands, and a text's places add up to its score."""
+    rows, reader, own = story_rows(tokens), inhouse_judge(bytes_judge(tokens, tmp_path), "cpu"), load_tokenizer(tokens)
+    texts, found = read(rows, reader, tokens)
+    for text, row, value, score, spelled in zip(
+        texts, rows, found.values, reader.score(texts), reader.spelled(texts), strict=True
+    ):
+        assert value.sum().item() == pytest.approx(-score.nll, rel=1e-5)
+        at = 0
+        for i in range(1, len(own.encode(text)) + 1):  # the characters of each place, one byte each here
+            size = len(own.decode(row[i : i + 1]))
+            assert value[i].item() == pytest.approx(-float(spelled.tokens[at : at + size].sum()), rel=1e-4, abs=1e-5)
+            at += size
+        assert at == len(text)
+
+
+def test_bytes_that_are_no_text_do_not_shift_what_follows(tokens: Path, judge: Path) -> None:
+    own = load_tokenizer(tokens)
+    stray = [own.pieces.index(bytes([byte])) for byte in (0x80, 0x81)]
+    rest = own.encode("The end.")
+    row = torch.full((1, 40), own.end_of_text)
+    row[0, 1 : 3 + len(rest)] = torch.tensor([*stray, *rest])
+    (story,) = stories_in(row, own, 1)
+    assert story.text == "\ufffd\ufffdThe end."
+    assert story.where.tolist()[:3] == [1, 2, 2 + len(own.decode(rest[:1]))]
+    assert story.where[-1] == len(story.text)
+
+
+def test_places_behind_a_judges_context_are_not_read(tokens: Path, judge: Path) -> None:
+    rows, whole = story_rows(tokens), inhouse_judge(judge, "cpu")
+    _, found = read(rows, dataclasses.replace(whole, context=6), tokens)
+    assert found.read.nonzero()[:, 1].max() == 5
+    _, first = read(rows, dataclasses.replace(whole, start=None, end=None), tokens)
+    assert not bool(first.read[:, :2].any())  # nothing is said of a first token without a start, nor of an end
+    assert bool(first.read[:, 2].all())
+
+
+def test_the_network_beside_the_student_learns_what_is_written(tokens: Path, judge: Path) -> None:
+    """It says what a judge of its weights says, until it learns; and dropout is off."""
+    rows, start = story_rows(tokens, 8), load_causal(judge, "cpu")
+    texts = [story.text for story in stories_in(rows, start.tokenizer, 1)]
+    start.net.blocks[0].dropout.p = 0.5  # type: ignore[union-attr]
+    own = Own(start, ReinforceLoop(steps=20, device="cpu"), lr=1e-3, warmup=1)
+    own.bind(Context(ema=None, world=Processes()))
+    first = own.learn(texts, 0)
+    for mine, theirs in zip(first, inhouse_judge(judge, "cpu").spelled(texts), strict=True):
+        assert (mine.ends, mine.closed, mine.begin) == (theirs.ends, True, 0)
+        torch.testing.assert_close(mine.costs, theirs.costs, rtol=1e-4, atol=1e-4)
+    for step in range(1, 20):
+        last = own.learn(texts, step)
+    assert sum(float(one.costs.sum()) for one in last) < 0.8 * sum(float(one.costs.sum()) for one in first)
+
+
+def settings_for(model: Path, tokens: Path, judge: Path, out: Path, **given: Any) -> ReinforceSettings:
+    values: dict[str, Any] = {
+        "tokens": tokens,
+        "init_from": model,
+        "judge": str(judge),
+        "own": judge,
+        "out": out,
+        "passes": (2, 4),
+        "first": 1,
+        "alone": 2,
+        "eval_rows": 4,
+        "eval_times": 1,
+        "loop": ReinforceLoop(steps=8, batch=4, device="cpu", log_every=2, eval_every=4, save_every=4, keep=5),
+        "optim": ReinforceOptim(lr=1e-3, warmup=2, ema=0.9),
+    }
+    return ReinforceSettings(**{**values, **given})
+
+
+@pytest.mark.parametrize("kind", ["uniform", "dfm", "mdlm"])
+def test_trained_resumed_and_sampled(
+    kind: str, uniform_model: Path, masked_models: dict[str, Path], tokens: Path, judge: Path, tmp_path: Path
+) -> None:
+    model = masked_models.get(kind, uniform_model)
+    more = {"late": 2.0} if kind == "uniform" else {}
+    settings = settings_for(model, tokens, judge, tmp_path / "whole", **more)
+    METHOD.train(settings)
+    shutil.copytree(tmp_path / "whole", tmp_path / "part")
+    shutil.rmtree(tmp_path / "part/checkpoints/step-00000008")
+    METHOD.train(dataclasses.replace(settings, out=tmp_path / "part", resume=True))
+    one, other = (tmp_path / name / "checkpoints/step-00000008" for name in ("whole", "part"))
+    files = {path.name.removesuffix(".safetensors") for path in one.glob("*.safetensors")}
+    assert files == {"model", "ema", "optim", "own", "own_optim", "usual", "watch"}
+    for name in files:  # to the bit
+        assert (one / f"{name}.safetensors").read_bytes() == (other / f"{name}.safetensors").read_bytes(), name
+    lines = [json.loads(line) for line in (tmp_path / "whole/metrics.jsonl").read_text().splitlines()]
+    assert {"nats", "gap", "places", "text_bits"} <= lines[0].keys()
+    said = read_manifest(one)["model"]
+    before = read_manifest(model / "checkpoints" / sorted(p.name for p in (model / "checkpoints").iterdir())[-1])
+    assert said["method"] == "reinforce"
+    assert said["jump"] == ("late:2.0" if more else before["model"]["jump"])
+    assert len(tsdfm.load(tmp_path / "whole", "cpu").sample(n=2, steps=4).texts) == 2
+
+
+def test_texts_become_likelier_or_wider(uniform_model: Path, tokens: Path, judge: Path, tmp_path: Path) -> None:
+    """The judge's nats fall, in other texts than those that were learned from; with a large width texts are wider."""
+    loop = ReinforceLoop(steps=40, batch=8, device="cpu", log_every=10, eval_every=0, save_every=0)
+    given: dict[str, Any] = {"loop": loop, "passes": (4,), "alone": 0, "own_warmup": 0}
+    for name, width in (("likely", 0.0), ("wide", 3.0)):
+        METHOD.train(settings_for(uniform_model, tokens, judge, tmp_path / name, width=width, **given))
+    reader, cost, bits = inhouse_judge(judge, "cpu"), dict[str, float](), dict[str, float]()
+    for model in (uniform_model, tmp_path / "likely", tmp_path / "wide"):
+        made = tsdfm.load(model, "cpu").sample(n=64, steps=4, seed=3)
+        scores = reader.score(made.texts)
+        cost[model.name] = sum(one.nll for one in scores) / sum(one.tokens for one in scores)
+        _, counts = made.tokens.unique(return_counts=True)
+        share = counts / counts.sum()
+        bits[model.name] = -float((share * share.log2()).sum())
+    assert cost["likely"] < 0.8 * cost["dfm"]
+    assert bits["likely"] < bits["dfm"]
+    assert bits["wide"] > bits["likely"] + 1
+
+
+def test_what_is_learned_are_the_probabilities_of_the_step(
+    uniform_model: Path, masked_models: dict[str, Path], tokens: Path, judge: Path, tmp_path: Path
+) -> None:
+    """`PolicyTask.logs` are those of the jump by whole logits as the sampler reads them, text by text."""
+    from tsdfm.distil.run import begin, spec_for, start_of
+    from tsdfm.nn.velocity import as_model
+    from tsdfm.tokens.loader import Batch
+
+    for model in (uniform_model, *masked_models.values()):
+        settings = settings_for(model, tokens, judge, tmp_path / "none", passes=(3,), first=2, texts=3)
+        origin = start_of(settings)
+        spec = spec_for(settings, tsdfm.load(model, "cpu").velocity.spec, METHOD)
+        for logits in {spec.logits, "subs" if spec.source == "mask" else spec.logits}:
+            task = METHOD.task(settings, dataclasses.replace(spec, logits=logits), None, Processes())
+            begin(task, settings, origin)
+            task.bind(Context(ema=None, world=Processes()))
+            net, batch = task.model.eval(), Batch(story_rows(tokens, 4), torch.arange(4))
+            tried = task.tries(net, batch)
+            found = task.logs(net, tried)
+            said = as_model(net, task.spec)(tried.z, tried.t.float(), tried.h.float()).double().log_softmax(-1)
+            for n in range(12):
+                g, top = n // 3, spec.vocab - 1
+                z, y = tried.z[g], tried.y[n]
+                own, other = (said[g].gather(-1, w.clamp(max=top)[:, None])[:, 0] for w in (z, y))
+                rows = (w[None] for w in (z, y, own, other))
+                wanted = task.jump.log_step(*rows, tried.t[g : g + 1], tried.h[g : g + 1])[0]
+                torch.testing.assert_close(found[n, 1:], wanted[1:], rtol=1e-4, atol=1e-4)
+            assert bool((tried.y != tried.z.repeat_interleave(3, 0)).any())
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"passes": ()}, "at least one number"),
+        ({"alone": 8}, "no step to learn in"),
+        ({"loop": ReinforceLoop(micro=2)}, "leave loop.micro out"),
+        ({"loop": ReinforceLoop(parallel="fsdp")}, "not with fsdp"),
+    ],
+)
+def test_settings_that_are_refused(given: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=said):
+        settings_for(tmp_path, tmp_path, tmp_path, tmp_path, **given)
+
+
+def test_what_cannot_be_trained_is_refused_in_one_line(
+    uniform_model: Path, tokens: Path, judge: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "reinforce", "--tokens", str(tokens), "--init-from", str(uniform_model), "--out"]
+    words += [str(tmp_path / "out"), "--loop.steps", "30", "--loop.device", "cpu", "--own", str(judge), "--judge"]
+    assert main([*words, "world:small"]) == 2
+    assert "says nothing of single tokens" in capsys.readouterr().err
+    assert main([*words, str(judge), "--own", str(uniform_model)]) == 2
+    assert "holds no judge" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
