@@ -10,14 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from tsdfm.errors import UserError
 from tsdfm.flow.schedule import Schedule, schedule_from
 from tsdfm.flow.source import Source, source_from
 from tsdfm.nn.ddit import DDiT
 from tsdfm.nn.decoder import DecoderBlock, DecoderShape, seen_by
-from tsdfm.nn.layers import Block, Norm, Rotary, at_places, check_size, places_of
+from tsdfm.nn.layers import Block, Norm, Rotary, at_places, check_size, places_of, through
 from tsdfm.nn.network import condition_of, fill
 from tsdfm.nn.settings import Shape
 from tsdfm.nn.velocity import Velocity, VelocitySpec
@@ -55,11 +54,7 @@ class EnergyNet(nn.Module):
         told: tuple[Tensor | None, ...] = (cond, *self.rotary(embedded.shape[1]))
         if self.decoder is not None:
             told = (*told, seen_by(self.decoder.block, embedded.shape[1], embedded.device))
-        for block in self.blocks:
-            if self.shape.checkpoint and torch.is_grad_enabled():
-                hidden = checkpoint(block, hidden, *told, use_reentrant=False)
-            else:
-                hidden = block(hidden, *told)
+        hidden = through(self.blocks, hidden, *told, again=self.shape.checkpoint)
         energy: Tensor = self.pool(hidden)
         return energy
 

@@ -14,11 +14,10 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from tsdfm.errors import UserError
 from tsdfm.kernels.token_logs import Head, Tied
-from tsdfm.nn.layers import Norm, Rotary, check_size, rotate
+from tsdfm.nn.layers import Norm, Rotary, check_size, rotate, through
 from tsdfm.nn.settings import Shape
 from tsdfm.settings import Settings, required, to_dict
 
@@ -114,12 +113,7 @@ class CausalNet(nn.Module):
         """The final hidden states [B, L, D]."""
         x = self.embedding(tokens)
         cos, sin = self.rotary(tokens.shape[1])
-        for block in self.blocks:
-            if self.shape.checkpoint and torch.is_grad_enabled():
-                x = checkpoint(block, x, cos, sin, use_reentrant=False)
-            else:
-                x = block(x, cos, sin)
-        out: Tensor = self.norm(x)
+        out: Tensor = self.norm(through(self.blocks, x, cos, sin, again=self.shape.checkpoint))
         return out
 
     def read(self, hidden: Tensor) -> Tensor:

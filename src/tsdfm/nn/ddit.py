@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from tsdfm.nn.layers import Block, Norm, Rotary, ScalarEmbedding, at_places, modulate, places_of, zero_
+from tsdfm.nn.layers import Block, Norm, Rotary, ScalarEmbedding, at_places, modulate, places_of, through, zero_
 from tsdfm.nn.network import TokenNet, shifted
 from tsdfm.nn.settings import Shape
 
@@ -63,11 +62,7 @@ class DDiT(TokenNet):
         if self.latent is not None:
             x = x + self.latent(LATENT_SCALE * (torch.full_like(t, 0.5) if latent is None else latent))[:, None]
         cos, sin = self.rotary(x_t.shape[1])
-        for block in self.blocks:
-            if self.shape.checkpoint and torch.is_grad_enabled():
-                x = checkpoint(block, x, cond, cos, sin, use_reentrant=False)
-            else:
-                x = block(x, cond, cos, sin)
+        x = through(self.blocks, x, cond, cos, sin, again=self.shape.checkpoint)
         shift, scale = self.adaln(self.fuser(cond)).chunk(2, dim=-1)
         out = modulate(self.norm(x), shift, scale)
         return shifted(out) if self.shift else out

@@ -17,10 +17,9 @@ from typing import TypeVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint as recomputed
 
 from tsdfm.errors import UserError
-from tsdfm.nn.layers import Rotary, attention, fuser, modulate, rotate, zero_
+from tsdfm.nn.layers import Rotary, attention, fuser, modulate, rotate, through, zero_
 from tsdfm.nn.network import TokenNet, shifted
 from tsdfm.settings import Settings, option, required
 
@@ -185,12 +184,7 @@ class Decoder(TokenNet):
         cos, sin = self.rotary(x_t.shape[1])  # not rounded to 16 bits, where far places would look alike
         seen = seen_by(self.shape.block, x_t.shape[1], x_t.device)
         cond = self.condition(t, h) if self.shape.cond and t is not None else None
-        for block in self.blocks:
-            if self.checkpoint and torch.is_grad_enabled():
-                x = recomputed(block, x, cond, cos, sin, seen, use_reentrant=False)
-            else:
-                x = block(x, cond, cos, sin, seen)
-        out: Tensor = self.norm(x)
+        out: Tensor = self.norm(through(self.blocks, x, cond, cos, sin, seen, again=self.checkpoint))
         if cond is not None:
             out = modulate(out, *self.adaln(self.fuser(cond)).chunk(2, dim=-1))
         return shifted(out) if self.shift else out

@@ -7,16 +7,25 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
 
 from tsdfm.errors import UserError
 from tsdfm.nn.settings import Shape
+
+
+def through(blocks: Iterable[nn.Module], x: Tensor, *told: Tensor | None, again: bool) -> Tensor:
+    """x [B, L, D] through blocks that are all `told` the same; with `again`, activations are recomputed backwards."""
+    again = again and torch.is_grad_enabled()
+    for block in blocks:
+        x = checkpoint(block, x, *told, use_reentrant=False) if again else block(x, *told)
+    return x
 
 
 class NoDraws(TorchFunctionMode):
