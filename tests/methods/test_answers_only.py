@@ -52,7 +52,7 @@ OWN: dict[str, dict[str, Any]] = {  # what a method needs to show all it does in
     "idlm": {"auxiliary": {"alone": 0, "warmup": 1}, "form": "mix", "pull": 0.5, "width": 0.1, "tilt": 0.5,
              "passes": [2, 4], "pass_weights": [1, 1]},
     "di4c": {"mixture": 2, "gap": 0.25},
-    "reinforce": {"passes": [2, 3], "first": 1, "alone": 0, "texts": 2, "width": 0.5},
+    "reinforce": {"passes": [2, 3], "first": 1, "alone": 0, "texts": 2, "entropy": 0.5, "width": 0.1},
 }  # fmt: skip
 DISTILLERS = [name for name in names() if not method(name).many_step]
 EVERY = [(name, source) for name in DISTILLERS for source in method(name).sources]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -212,7 +213,7 @@ def test_trained_resumed_and_sampled(
     METHOD.train(dataclasses.replace(settings, out=tmp_path / "part", resume=True))
     one, other = (tmp_path / name / "checkpoints/step-00000008" for name in ("whole", "part"))
     files = {path.name.removesuffix(".safetensors") for path in one.glob("*.safetensors")}
-    assert files == {"model", "ema", "optim", "own", "own_optim", "usual", "watch"}
+    assert files == {"model", "ema", "optim", "own", "own_optim", "usual", "watch", "width"}
     for name in files:  # to the bit
         assert (one / f"{name}.safetensors").read_bytes() == (other / f"{name}.safetensors").read_bytes(), name
     lines = [json.loads(line) for line in (tmp_path / "whole/metrics.jsonl").read_text().splitlines()]
@@ -224,14 +225,14 @@ def test_trained_resumed_and_sampled(
     assert len(tsdfm.load(tmp_path / "whole", "cpu").sample(n=2, steps=4).texts) == 2
 
 
-def test_texts_become_likelier_or_wider(uniform_model: Path, tokens: Path, judge: Path, tmp_path: Path) -> None:
-    """The judge's nats fall, in other texts than those that were learned from; with a large width texts are wider."""
+def test_texts_become_likelier_or_more_varied(uniform_model: Path, tokens: Path, judge: Path, tmp_path: Path) -> None:
+    """The judge's nats fall, in other texts than those it learned from; with much weight on entropy they vary."""
     loop = ReinforceLoop(steps=40, batch=8, device="cpu", log_every=10, eval_every=0, save_every=0)
     given: dict[str, Any] = {"loop": loop, "passes": (4,), "alone": 0, "own_warmup": 0}
-    for name, width in (("likely", 0.0), ("wide", 3.0)):
-        METHOD.train(settings_for(uniform_model, tokens, judge, tmp_path / name, width=width, **given))
+    for name, entropy in (("likely", 0.0), ("varied", 3.0)):
+        METHOD.train(settings_for(uniform_model, tokens, judge, tmp_path / name, entropy=entropy, **given))
     reader, cost, bits = inhouse_judge(judge, "cpu"), dict[str, float](), dict[str, float]()
-    for model in (uniform_model, tmp_path / "likely", tmp_path / "wide"):
+    for model in (uniform_model, tmp_path / "likely", tmp_path / "varied"):
         made = tsdfm.load(model, "cpu").sample(n=64, steps=4, seed=3)
         scores = reader.score(made.texts)
         cost[model.name] = sum(one.nll for one in scores) / sum(one.tokens for one in scores)
@@ -240,7 +241,7 @@ def test_texts_become_likelier_or_wider(uniform_model: Path, tokens: Path, judge
         bits[model.name] = -float((share * share.log2()).sum())
     assert cost["likely"] < 0.8 * cost["dfm"]
     assert bits["likely"] < bits["dfm"]
-    assert bits["wide"] > bits["likely"] + 1
+    assert bits["varied"] > bits["likely"] + 1
 
 
 def test_what_is_learned_are_the_probabilities_of_the_step(
@@ -271,6 +272,28 @@ def test_what_is_learned_are_the_probabilities_of_the_step(
                 wanted = task.jump.log_step(*rows, tried.t[g : g + 1], tried.h[g : g + 1])[0]
                 torch.testing.assert_close(found[n, 1:], wanted[1:], rtol=1e-4, atol=1e-4)
             assert bool((tried.y != tried.z.repeat_interleave(3, 0)).any())
+
+
+def test_what_is_written_too_often_brings_less(uniform_model: Path, tokens: Path, judge: Path, tmp_path: Path) -> None:
+    """By log(data/own) of the frequencies of what is written: padding does not count, ends do."""
+    from tsdfm.distil.policy.task import Tried
+
+    settings = settings_for(uniform_model, tokens, judge, tmp_path / "none", width=0.5)
+    task = METHOD.task(settings, tsdfm.load(uniform_model, "cpu").velocity.spec, None, Processes())
+    task.bind(Context(ema=None, world=Processes()))
+    data, over = story_rows(tokens, 4), load_tokenizer(tokens).end_of_text
+    x = data.clone()
+    x[:, 3:] = over  # two tokens and an end
+    x[:, 1:3] = int(data[0, 1])
+    tried = Tried(x, torch.zeros(4), torch.zeros(4), x, x, False, torch.zeros_like(x, dtype=torch.bool))
+    for _ in range(300):  # until the running averages are there
+        found = task.rarer(tried, data)
+    said = [row[1 : 2 + int((row[1:] == over).nonzero()[0])].tolist() for row in data]
+    each = [token for row in said for token in row]
+    for at, own in ((1, 2 / 3), (3, 1 / 3)):
+        share = each.count(int(x[0, at])) / len(each)
+        assert isinstance(found, Tensor)
+        assert found[0, at].item() == pytest.approx(0.5 * math.log(share / own), abs=0.02)
 
 
 @pytest.mark.parametrize(

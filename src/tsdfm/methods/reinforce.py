@@ -8,12 +8,12 @@ What is wanted is the smallest
 p is known exactly. log q(x) is not, but a causal network beside the student learns it from the texts that it writes
 (`distil.policy.own`). So each place of a text has a reward
 
-    r_i = log p(x_i | x_<i) − width · log q(x_i | x_<i)
+    r_i = log p(x_i | x_<i) − entropy · log q(x_i | x_<i) − width · log own(x_i)/data(x_i)
 
 and the steps learn by the policy gradient (REINFORCE): from the state before one of the passes, M texts go on, and
-what a token of that pass is worth is compared among them (`distil.policy.credit`). Where q is p, with `width` = 1, all
-rewards are 0. A few-step student cannot be p, and a reverse divergence prefers narrow texts to wrong ones: a `width`
-above 1 holds against it.
+what a token of that pass is worth is compared among them (`distil.policy.credit`). Where q is p, with `entropy` = 1,
+all rewards are 0. A few-step student cannot be p, and a reverse divergence prefers short and plain texts to wrong ones.
+The last term holds against it: no token, nor the end of a text, shall be written more often than the data has it.
 
 The judge may read tokens of its own: its likelihoods are shared out by characters (`distil.policy.reading`). With
 several `passes` q is the law of all their texts together. Policy
@@ -74,7 +74,8 @@ class ReinforceSettings(DistilSettings):
     first: int = option(3, "first of the passes that learn; of fewer passes, the last one alone", low=1)
     texts: int = option(4, "M: texts that go on from each state", low=2)
     gamma: float = option(0.85, "γ: how much of a reward reaches a token for each place between them", low=0, high=1)
-    width: float = option(1.0, "weight of log q: above 1 for wider texts, below it for likelier ones", low=0)
+    entropy: float = option(1.0, "weight of log q: above 1 for more varied texts, below it for likelier ones", low=0)
+    width: float = option(0.0, "weight of log(own/data) of the pooled token frequencies in the reward", low=0)
     clip: float = option(8.0, "largest reward of a place, in nats", above=0)
     alone: int = option(20, "first steps of the training, in which q learns alone", low=0)
     own_lr: float = option(4e-4, "learning rate of q; it must keep up with the student", above=0)

@@ -36,20 +36,23 @@ class Width:
         vocab = self.means.shape[1]
         counts = torch.zeros(2, vocab, device=texts.device)
         for row, tokens in zip(counts, (texts, data), strict=True):
-            row.scatter_add_(0, tokens, torch.full_like(tokens, 1.0 / len(tokens), dtype=counts.dtype))
+            row.scatter_add_(0, tokens, torch.ones_like(tokens, dtype=counts.dtype))
         if self.world.size > 1:
             dist.all_reduce(counts)
-            counts /= self.world.size
-        self.means.lerp_(counts, 1 - DECAY)
+        self.means.lerp_(counts / counts.sum(-1, keepdim=True).clamp(min=1), 1 - DECAY)
+
+    def less(self) -> Tensor:
+        """weight · log(data/own) of every token [|V|]."""
+        own, data = self.means + LEAST / self.means.shape[1]
+        rarer: Tensor = self.weight * (data / own).log()
+        return rarer
 
     def on(self, teacher: Target) -> Target:
         """The teacher with this reward in its head's bias: log auxiliary − log teacher then rises by it.
 
         What that changes besides is a constant inside each row, which moves no gradient (`kernels.reward`).
         """
-        own, data = self.means + LEAST / self.means.shape[1]
-        less = self.weight * (data / own).log()
-        bias = less.to(teacher.weight.dtype) + (0 if teacher.bias is None else teacher.bias)
+        bias = self.less().to(teacher.weight.dtype) + (0 if teacher.bias is None else teacher.bias)
         head = teacher.head
         if head is not None:
             head = replace(head, bias=F.pad(bias, (0, len(head.weight) - len(bias))).to(head.weight.dtype))

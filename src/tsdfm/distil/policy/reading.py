@@ -51,6 +51,15 @@ def stories_in(x: Tensor, tokenizer: Tokenizer, anchor: int) -> list[Story]:
     return found
 
 
+def written(x: Tensor, end_of_text: int, anchor: int) -> Tensor:
+    """The places [n, L] of rows x behind the anchor, up to and with the first end-of-text."""
+    over = (x == end_of_text).long()
+    over[:, :anchor] = 0
+    found = over.cumsum(-1) - over == 0
+    found[:, :anchor] = False
+    return found
+
+
 def places(stories: Sequence[Story], spelled: Sequence[Spelled], length: int, anchor: int) -> Places:
     """What a model said of each text's own tokens, at the places of rows of `length`."""
     values, read = torch.zeros(len(stories), length), torch.zeros(len(stories), length, dtype=torch.bool)

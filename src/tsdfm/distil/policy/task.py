@@ -2,7 +2,8 @@
 
     z        a text that the student is writing, at the start of pass j of k
     y, x     M times: y the state after that pass, x the text that the rest of the passes makes of it
-    r_i      = log p(x_i | x_<i) − width · log q(x_i | x_<i),   p a judge, q the student's own texts (`policy.own`)
+    r_i      = log p(x_i | x_<i) − entropy · log q(x_i | x_<i) − width · log own(x_i)/data(x_i),
+             p a judge, q the student's own texts (`policy.own`), own and data how often they have a token
     loss     −mean of A_i · log q_j(y_i | z),   A from `policy.credit`
 
 Shapes: G rows of a batch, n = G·M texts of L places.
@@ -18,9 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from tsdfm.distil.matching.watch import Watch
+from tsdfm.distil.matching.width import Width
 from tsdfm.distil.policy.credit import Usual, advantages, returns, total
 from tsdfm.distil.policy.own import Own
-from tsdfm.distil.policy.reading import places, stories_in
+from tsdfm.distil.policy.reading import places, stories_in, written
 from tsdfm.distil.traces import Looks
 from tsdfm.engine.distributed import Processes
 from tsdfm.engine.task import Context
@@ -70,35 +72,36 @@ class PolicyTask(BoundTask):
         own: Own,
         watch: Watch,
     ) -> None:
-        """`settings` has passes, first, texts, gamma, width, clip and alone (`methods.reinforce`)."""
+        """`settings` has passes, first, texts, gamma, entropy, width, clip and alone (`methods.reinforce`)."""
         super().__init__(settings, spec, valid, bound)
         self.asked, self.jump, self.judge, self.own, self.watch = settings, jump, judge, own, watch
         self.tokenizer = own.start.tokenizer
-        self.usual = Usual(spec.length)
+        self.usual, self.width = Usual(spec.length), Width(settings.width, spec.vocab)
 
     def bind(self, context: Context) -> None:
         super().bind(context)
         self.own.bind(context)
         self.watch.bind(context, self.model, self.own)
         self.usual.bind(context.world)
+        self.width.bind(context.world)
 
     def parts(self) -> dict[str, Mapping[str, Tensor]]:
         """What a checkpoint holds besides the student."""
-        return {**self.own.parts(), **self.watch.parts(), "usual": self.usual.parts()}
+        return {**self.own.parts(), **self.watch.parts(), **self.width.parts(), "usual": self.usual.parts()}
 
     def loss(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Mapping[str, Tensor]]:
         self.watch.look(step)
         tried, free = self.tries(model, batch), slice(self.spec.anchor, None)
         self.watch.add(tried.x[:: self.asked.texts, free], batch.tokens[:, free], self.spec.vocab)
-        worth, counts, told = self.judged(tried, step)
+        worth, counts, told = self.judged(tried, batch.tokens, step)
         with torch.set_grad_enabled(step >= self.asked.alone):
             logs = torch.where(counts, self.logs(model, tried), 0.0)
             loss = -(worth * logs).sum() / total(counts.sum(), self.world) * self.world.size
         return loss.float(), {**told, **self.watch.found}
 
     @torch.no_grad()
-    def judged(self, tried: Tried, step: int) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """What each place is worth [n, L], where that is known [n, L], and what was measured."""
+    def judged(self, tried: Tried, rows: Tensor, step: int) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """What each place is worth [n, L], where that is known [n, L], and what was measured; `rows` are real ones."""
         asked, device = self.asked, tried.x.device
         stories = stories_in(tried.x, self.tokenizer, self.spec.anchor)
         texts = [story.text for story in stories]
@@ -108,9 +111,17 @@ class PolicyTask(BoundTask):
         )
         counts = (p.read & q.read).to(device) & ~tried.given
         log_p, log_q = p.values.to(device), q.values.to(device)
-        reward = (log_p - asked.width * log_q).clamp(-asked.clip, asked.clip)
+        reward = (log_p - asked.entropy * log_q + self.rarer(tried, rows)).clamp(-asked.clip, asked.clip)
         found = returns(self.usual.less(reward, counts), asked.gamma, before=not tried.last)
         return advantages(found, asked.texts, counts, self.world), counts, measured(log_p, log_q, counts, self.world)
+
+    def rarer(self, tried: Tried, rows: Tensor) -> Tensor | float:
+        """width · log(data/own) of each place's token [n, L]; the frequencies are those of what is written."""
+        if not self.width.weight:
+            return 0.0
+        end, anchor = self.tokenizer.end_of_text, self.spec.anchor
+        self.width.add(*(x[written(x, end, anchor)] for x in (tried.x, rows)))
+        return self.width.less()[tried.x]
 
     @torch.no_grad()
     def tries(self, model: nn.Module, batch: Batch) -> Tried:
