@@ -73,20 +73,22 @@ def test_advantages_compare_texts_of_one_state() -> None:
     assert bool((worth[~written] == 0).all())
 
 
-def test_an_early_end_is_no_gain_where_later_places_bring_less() -> None:
-    """Rewards fall along a text, alike in all texts: nobody has done better, whenever it ended."""
+def test_an_early_end_is_no_gain() -> None:
+    """Places bring ever less, ends bring much, alike in all texts: nobody has done better, whenever it ended."""
     usual = Usual(60)
     usual.bind(Processes())
-    rewards = torch.linspace(0, -3, 60).expand(40, 60)
-    written = torch.arange(60) < torch.linspace(20, 60, 40)[:, None]
+    size = torch.linspace(20, 60, 40).long()[:, None]
+    written, ends = torch.arange(60) < size, torch.arange(60) == size - 1
+    rewards = torch.where(ends, 2.0, torch.linspace(-1, -3, 60).expand(40, 60))
     for _ in range(30):
-        rest = usual.less(rewards, written)
+        rest = usual.less(rewards, written, ends)
+    assert bool((rest[~written] == 0).all())
     worth = returns(rest, 0.9, before=False)
     plain = returns((rewards - rewards[written].mean()) * written, 0.9, before=False)
     early, late = slice(5, 15), slice(30, 40)  # those that end at about 30, and the longest
     assert bool(written[early, 24].all())
     assert abs(float(worth[early, 24].mean() - worth[late, 24].mean())) < 0.25
-    assert float(plain[early, 24].mean() - plain[late, 24].mean()) > 1
+    assert float(plain[early, 24].mean() - plain[late, 24].mean()) > 2
 
 
 def story_rows(tokens: Path, n: int = 6) -> Tensor:

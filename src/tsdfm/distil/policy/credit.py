@@ -51,30 +51,39 @@ def advantages(found: Tensor, texts: int, counts: Tensor, world: Processes) -> T
 
 
 class Usual:
-    """What a place brings on average: sums over places near it, of which older steps fade.
+    """What a place brings on average: sums over places near it, and those of ends apart, of which older steps fade.
 
-    Without it a text would gain by ending early, where later places bring less than the mean.
+    Without it a text would gain by ending early: an end brings more than a token does, which it need not follow up.
     """
 
     def __init__(self, length: int) -> None:
-        self.sums = torch.zeros(2, length, dtype=torch.float64)
+        self.sums = torch.zeros(2, length + 1, dtype=torch.float64)  # of rewards, and of how many; ends come last
 
     def bind(self, world: Processes) -> None:
         """Move to the device."""
         self.world, self.sums = world, self.sums.to(world.device)
 
-    def less(self, rewards: Tensor, counts: Tensor) -> Tensor:
-        """Rewards [n, L] less what is usual, at the places that count [n, L]; they are part of it from now on."""
-        new = torch.stack([torch.where(counts, rewards, 0.0).double().sum(0), counts.double().sum(0)])
+    def less(self, rewards: Tensor, counts: Tensor, ends: Tensor) -> Tensor:
+        """Rewards [n, L] less what is usual, at the places that count [n, L], of which some are `ends` [n, L].
+
+        They are part of it from now on.
+        """
+        ends = counts & ends
+        inside = counts & ~ends
+        known = [torch.where(here, rewards, 0.0).double() for here in (inside, ends)]
+        many = [here.double() for here in (inside, ends)]
+        new = torch.stack([torch.cat([places.sum(0), over.sum()[None]]) for places, over in (known, many)])
         if self.world.size > 1:
             dist.all_reduce(new)
         self.sums.mul_(KEPT).add_(new)
-        total, count = self.sums
+        total, count = self.sums[:, :-1]
         mean = total.sum() / count.sum().clamp(min=1)
         around = torch.ones(1, 1, REACH, dtype=torch.float64, device=total.device)
-        near, many = (F.conv1d(x.view(1, 1, -1), around, padding=REACH // 2).view(-1) for x in (total, count))
-        usual = (near + CALM * mean) / (many + CALM)
-        return torch.where(counts, rewards - usual.to(rewards.dtype), 0.0)
+        near, many_near = (F.conv1d(x.view(1, 1, -1), around, padding=REACH // 2).view(-1) for x in (total, count))
+        usual = (near + CALM * mean) / (many_near + CALM)
+        last = self.sums[0, -1] / self.sums[1, -1].clamp(min=1)
+        rest = rewards - torch.where(ends, last, usual).to(rewards.dtype)
+        return torch.where(counts, rest, 0.0)
 
     def parts(self) -> dict[str, Tensor]:
         """What a checkpoint holds."""

@@ -111,8 +111,10 @@ class PolicyTask(BoundTask):
         )
         counts = (p.read & q.read).to(device) & ~tried.given
         log_p, log_q = p.values.to(device), q.values.to(device)
-        reward = (log_p - asked.entropy * log_q + self.rarer(tried, rows)).clamp(-asked.clip, asked.clip)
-        found = returns(self.usual.less(reward, counts), asked.gamma, before=not tried.last)
+        reward = (log_p - asked.entropy * log_q).clamp(-asked.clip, asked.clip)
+        centred = self.usual.less(reward, counts, tried.x == self.tokenizer.end_of_text)
+        centred = torch.where(counts, centred + self.rarer(tried, rows), 0.0)
+        found = returns(centred, asked.gamma, before=not tried.last)
         return advantages(found, asked.texts, counts, self.world), counts, measured(log_p, log_q, counts, self.world)
 
     def rarer(self, tried: Tried, rows: Tensor) -> Tensor | float:
