@@ -303,6 +303,7 @@ def test_what_is_written_too_often_brings_less(uniform_model: Path, tokens: Path
     [
         ({"passes": ()}, "at least one number"),
         ({"alone": 8}, "no step to learn in"),
+        ({"dropout": None}, "set dropout to 0"),
         ({"loop": ReinforceLoop(micro=2)}, "leave loop.micro out"),
         ({"loop": ReinforceLoop(parallel="fsdp")}, "not with fsdp"),
     ],

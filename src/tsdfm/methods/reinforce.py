@@ -88,6 +88,8 @@ class ReinforceSettings(DistilSettings):
         super().__post_init__()
         if not self.passes:
             raise UserError("passes takes at least one number")
+        if self.dropout is None:
+            raise UserError("reinforce learns from what the student wrote: set dropout to 0")
         if self.alone >= self.loop.steps:
             raise UserError("alone leaves the student no step to learn in: lower it, or raise loop.steps")
         if self.loop.micro is not None:
