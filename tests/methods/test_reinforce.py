@@ -323,3 +323,20 @@ def test_what_cannot_be_trained_is_refused_in_one_line(
     assert main([*words, str(judge), "--own", str(uniform_model)]) == 2
     assert "holds no judge" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_starts_and_judges_that_do_not_fit_are_refused(
+    uniform_model: Path, tokens: Path, judge: Path, tmp_path: Path
+) -> None:
+    spec = tsdfm.load(uniform_model, "cpu").velocity.spec
+    settings = settings_for(uniform_model, tokens, judge, tmp_path / "none")
+    for changed, said in (
+        ({"anchor": 0}, "make the tokens with --layout document or prompt"),
+        ({"logits": "score"}, "needs the probabilities of a step"),
+        ({"latent": True}, "a latent number"),
+    ):
+        with pytest.raises(UserError, match=said):
+            METHOD.task(settings, dataclasses.replace(spec, **changed), None, Processes())
+    other = dataclasses.replace(settings, own=bytes_judge(tokens, tmp_path))
+    with pytest.raises(UserError, match="own has another vocab than the student"):
+        METHOD.task(other, spec, None, Processes())
