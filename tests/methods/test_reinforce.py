@@ -338,5 +338,5 @@ def test_starts_and_judges_that_do_not_fit_are_refused(
         with pytest.raises(UserError, match=said):
             METHOD.task(settings, dataclasses.replace(spec, **changed), None, Processes())
     other = dataclasses.replace(settings, own=bytes_judge(tokens, tmp_path))
-    with pytest.raises(UserError, match="own has another vocab than the student"):
+    with pytest.raises(UserError, match=r"vocab \d+, own has \d+: train that judge on these tokens"):
         METHOD.task(other, spec, None, Processes())

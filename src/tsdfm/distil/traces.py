@@ -35,7 +35,7 @@ Hidden = Literal["latest", "earliest", "random"]
 
 @dataclass(frozen=True)
 class Looks:
-    """A masked model as a solver's `PartialModel`: logits of the positions alone that are asked for."""
+    """A network as a solver's `PartialModel`: logits of the positions alone that are asked for."""
 
     net: nn.Module
     spec: VelocitySpec

@@ -16,8 +16,8 @@ all rewards are 0. A few-step student cannot be p, and a reverse divergence pref
 The last term holds against it: no token, nor the end of a text, shall be written more often than the data has it.
 
 The judge may read tokens of its own: its likelihoods are shared out by characters (`distil.policy.reading`). With
-several `passes` q is the law of all their texts together. Policy
-gradients of few-step students towards other rewards are DiDi-Instruct's (a discriminator) and R-MMD's (moments).
+several `passes` q is the law of all their texts together. Policy gradients of few-step students towards other rewards
+are DiDi-Instruct's (a discriminator) and R-MMD's (moments).
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Reinforce(DistilMethod):
             raise UserError("reinforce reads whole texts: make the tokens with --layout document or prompt")
         for steps in settings.passes:
             grid_of(jump, steps)
-        own = Own(self.own(settings, spec), settings.loop, lr=settings.own_lr, warmup=settings.own_warmup)
+        own = Own(self.own(settings), settings.loop, lr=settings.own_lr, warmup=settings.own_warmup)
         judge, watch = self.judge(settings, world), Watch(settings.watch)
         return PolicyTask(settings, spec, valid, self.bound(), jump=jump, judge=judge, own=own, watch=watch)
 
@@ -144,15 +144,14 @@ class Reinforce(DistilMethod):
             raise UserError(f"{settings.judge} says nothing of single tokens: give a causal model as the judge")
         return judge
 
-    def own(self, settings: ReinforceSettings, spec: VelocitySpec) -> CausalModel:
+    def own(self, settings: ReinforceSettings) -> CausalModel:
         """What q begins as."""
         from tsdfm.judges.inhouse import load_causal
+        from tsdfm.nn.velocity import check_rows
+        from tsdfm.tokens.rows import TokenRows
 
         start = load_causal(settings.own, "cpu")
-        mine = {"vocab": spec.vocab, "length": spec.length, "anchor": spec.anchor, "tokenizer": spec.tokenizer}
-        for name, value in mine.items():
-            if getattr(start.spec, name) != value:
-                raise UserError(f"own has another {name} than the student: train that judge on the same tokens")
+        check_rows(start.spec, TokenRows(settings.tokens, "train"), "own", "train that judge on these tokens")
         return start
 
     def inputs(self, settings: ReinforceSettings) -> dict[str, Path]:

@@ -1,55 +1,47 @@
 """The auxiliary: a network beside the student that learns what a teacher of the student's own texts would say.
 
-It starts as the teacher and is told what the student is told. Its weights and its optimiser are part of the checkpoint.
+It starts as the teacher and is told what the student is told.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
+from tsdfm.distil.beside import Beside
 from tsdfm.distil.chain import Heads
 from tsdfm.distil.matching.settings import AuxiliarySettings
 from tsdfm.distil.meaning import own_tokens, read
 from tsdfm.distil.settings import DistilSettings
 from tsdfm.distil.start import start_from
-from tsdfm.engine.distributed import average_gradients
-from tsdfm.engine.optim import Optimiser, lr_at
-from tsdfm.engine.runner import Compiled, body_of, wrapped
-from tsdfm.engine.settings import OptimSettings
 from tsdfm.engine.task import Context
 from tsdfm.kernels.fused import Objective, Target, fused_loss
 from tsdfm.nn.decoder import told_decoder
+from tsdfm.nn.network import TokenNet
 from tsdfm.nn.velocity import Velocity, VelocitySpec
 
 
-class Auxiliary:
-    """The network, its optimiser, and one step of its training."""
+class Auxiliary(Beside[TokenNet]):
+    """The network and what it learns."""
+
+    name = "auxiliary"
 
     def __init__(self, own: AuxiliarySettings, settings: DistilSettings, spec: VelocitySpec, teacher: Velocity) -> None:
         """`spec` is the student's: what it is told, the auxiliary is told too."""
-        self.own, self.loop = own, settings.loop
+        self.own = own
         shape = replace(teacher.spec.shape, dropout=spec.shape.dropout, checkpoint=settings.checkpoint)
         told_h = spec.step_size or teacher.spec.step_size
         decoder = told_decoder(teacher.spec.decoder, told_h)
         self.spec = replace(teacher.spec, shape=shape, step_size=told_h, decoder=decoder)
-        torch.manual_seed(self.loop.seed)  # the same new weights as the student's, where h is new to both
-        self.net = self.spec.network()
+        torch.manual_seed(settings.loop.seed)  # the same new weights as the student's, where h is new to both
+        super().__init__(self.spec.network(), settings.loop, lr=own.lr, warmup=own.warmup)
         known, where = teacher.spec.step_size, str(teacher.checkpoint)
         start_from(self.net, teacher.net.state_dict(), self.spec, step_size=known, fit=True, where=where)
 
     def bind(self, context: Context) -> None:
-        """Move to the device, compile where the student is compiled, and make the optimiser."""
-        self.world = context.world
-        self.net.to(self.world.device).train()
-        self.runner: nn.Module = self.net
-        if self.loop.compile:
-            self.runner = wrapped(self.net, Compiled(body_of(self.net), "each"))
-        self.optim = OptimSettings(lr=self.own.lr, warmup=self.own.warmup, floor=1.0, beta2=0.99, weight_decay=0.0)
-        self.optimiser = Optimiser(self.net, self.optim)
+        super().bind(context)
         self.waiting = self.parts_of_step = 0
 
     def split(self, rows: int) -> None:
@@ -75,11 +67,5 @@ class Auxiliary:
         self.waiting += 1
         if self.waiting == self.parts_of_step:
             self.waiting = 0
-            average_gradients(self.net, self.world)
-            self.optimiser.step(lr_at(step, self.loop.steps, self.optim))
-            torch.clear_autocast_cache()  # else the rest of this step would use the casts of the weights before it
+            self.step(step)
         return Target([hidden], (1.0,), *heads.parts(), own), loss.detach()
-
-    def parts(self) -> dict[str, Mapping[str, Tensor]]:
-        """What a checkpoint holds besides the student."""
-        return {"auxiliary": self.net.state_dict(), "auxiliary_optim": self.optimiser.state()}

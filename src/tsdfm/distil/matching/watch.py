@@ -10,30 +10,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from tsdfm import terminal
+from tsdfm.distil.beside import Beside
 from tsdfm.distil.matching.settings import WatchSettings
 from tsdfm.engine.distributed import Processes
-from tsdfm.engine.optim import Optimiser
 from tsdfm.engine.task import Context
 
 MEASURES = ("text_bits", "data_bits", "pool_bits", "data_pool_bits")
 """Entropy of a text's tokens and of all texts' tokens together, of the student's texts and of as many of the data's."""
-
-
-class Beside(Protocol):
-    """A network that learns beside the student."""
-
-    @property
-    def net(self) -> nn.Module: ...
-
-    @property
-    def optimiser(self) -> Optimiser: ...
 
 
 def histogram_bits(tokens: Tensor, vocab: int, world: Processes) -> Tensor:
@@ -67,7 +57,7 @@ class Watch:
         self.found: dict[str, Tensor] = {}  # of the last batch
         self.last = -1
 
-    def bind(self, context: Context, student: nn.Module, auxiliary: Beside) -> None:
+    def bind(self, context: Context, student: nn.Module, auxiliary: Beside[Any]) -> None:
         self.world, self.optimiser, self.auxiliary = context.world, context.optimiser, auxiliary
         self.sums = torch.zeros(len(MEASURES) + 1, dtype=torch.float64, device=context.world.device)
         networks = {"model": student, "ema": context.ema, "auxiliary": auxiliary.net}

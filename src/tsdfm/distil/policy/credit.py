@@ -70,17 +70,16 @@ class Usual:
         """
         ends = counts & ends
         inside = counts & ~ends
-        known = [torch.where(here, rewards, 0.0).double() for here in (inside, ends)]
+        brought = [torch.where(here, rewards, 0.0).double() for here in (inside, ends)]
         many = [here.double() for here in (inside, ends)]
-        new = torch.stack([torch.cat([places.sum(0), over.sum()[None]]) for places, over in (known, many)])
+        new = torch.stack([torch.cat([places.sum(0), over.sum()[None]]) for places, over in (brought, many)])
         if self.world.size > 1:
             dist.all_reduce(new)
         self.sums.mul_(KEPT).add_(new)
-        total, count = self.sums[:, :-1]
-        mean = total.sum() / count.sum().clamp(min=1)
-        around = torch.ones(1, 1, REACH, dtype=torch.float64, device=total.device)
-        near, many_near = (F.conv1d(x.view(1, 1, -1), around, padding=REACH // 2).view(-1) for x in (total, count))
-        usual = (near + CALM * mean) / (many_near + CALM)
+        mean = self.sums[0, :-1].sum() / self.sums[1, :-1].sum().clamp(min=1)
+        around = torch.ones(1, 1, REACH, dtype=torch.float64, device=self.sums.device)
+        near, count = F.conv1d(self.sums[:, None, :-1], around, padding=REACH // 2)[:, 0]
+        usual = (near + CALM * mean) / (count + CALM)
         last = self.sums[0, -1] / self.sums[1, -1].clamp(min=1)
         rest = rewards - torch.where(ends, last, usual).to(rewards.dtype)
         return torch.where(counts, rest, 0.0)

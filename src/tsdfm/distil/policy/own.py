@@ -1,46 +1,36 @@
 """The law of the student's own texts, as far as a causal network can tell it: q(x_i | x_<i).
 
-It begins as an in-house judge and learns every text that the student writes. Its weights and its optimiser are part of
-the checkpoint.
+It begins as an in-house judge and learns every text that the student writes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
+from tsdfm.distil.beside import Beside
 from tsdfm.distil.policy.credit import total
-from tsdfm.engine.distributed import Processes, average_gradients
-from tsdfm.engine.optim import Optimiser, lr_at
-from tsdfm.engine.runner import Compiled, body_of, wrapped
-from tsdfm.engine.settings import LoopSettings, OptimSettings
-from tsdfm.engine.task import Context
+from tsdfm.engine.settings import LoopSettings
 from tsdfm.judges.causal import Spelled
 from tsdfm.judges.inhouse import CausalModel
 from tsdfm.kernels.token_logs import token_logs
+from tsdfm.nn.causal import CausalNet
 
 
-class Own:
-    """The network, its optimiser, and one step of its training. `lr` and `warmup` are its own."""
+class Own(Beside[CausalNet]):
+    """The network and what it learns."""
+
+    name = "own"
 
     def __init__(self, start: CausalModel, loop: LoopSettings, *, lr: float, warmup: int) -> None:
         """It starts as `start`, and without dropout: what it says is a probability, and part of the reward."""
-        self.start, self.net, self.loop = start, start.net.requires_grad_(True), loop
+        super().__init__(start.net.requires_grad_(True), loop, lr=lr, warmup=warmup)
+        self.start = start
         for part in self.net.modules():
             if isinstance(part, nn.Dropout):
                 part.p = 0.0
-        self.optim = OptimSettings(lr=lr, warmup=warmup, floor=1.0, beta2=0.99, weight_decay=0.0)
-
-    def bind(self, context: Context) -> None:
-        """Move to the device, compile where the student is compiled, and make the optimiser."""
-        self.world: Processes = context.world
-        self.net.to(self.world.device).train()
-        self.runner = self.net
-        if self.loop.compile:
-            self.runner = wrapped(self.net, Compiled(body_of(self.net), "each"))
-        self.optimiser = Optimiser(self.net, self.optim)
 
     def rows(self, texts: Sequence[str]) -> tuple[Tensor, list[list[int]]]:
         """Texts as rows [n, L] of the network, up to their ends and filled up with them, and where tokens end."""
@@ -63,12 +53,6 @@ class Own:
             logs = token_logs(hidden.flatten(0, 1), self.net.linear, rows[:, 1:].reshape(-1, 1)).view(learned.shape)
             loss: Tensor = -torch.where(learned, logs, 0.0).sum() / total(counts.sum(), self.world) * self.world.size
             loss.backward()  # type: ignore[no-untyped-call]
-        average_gradients(self.net, self.world)
-        self.optimiser.step(lr_at(step, self.loop.steps, self.optim))
-        torch.clear_autocast_cache()  # else the rest of this step would use the casts of the weights before it
+        self.step(step)
         costs = -logs.detach().cpu()
         return [Spelled(end, cost[:size], closed=True) for end, cost, size in zip(ends, costs, sizes, strict=True)]
-
-    def parts(self) -> dict[str, Mapping[str, Tensor]]:
-        """What a checkpoint holds besides the student."""
-        return {"own": self.net.state_dict(), "own_optim": self.optimiser.state()}
