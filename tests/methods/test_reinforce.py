@@ -175,13 +175,34 @@ def test_the_network_beside_the_student_learns_what_is_written(tokens: Path, jud
     start.net.blocks[0].dropout.p = 0.5  # type: ignore[union-attr]
     own = Own(start, ReinforceLoop(steps=20, device="cpu"), lr=1e-3, warmup=1)
     own.bind(Context(ema=None, world=Processes()))
-    first = own.learn(texts, 0)
+    first = own.learn(texts, 0, [0] * 8)
     for mine, theirs in zip(first, inhouse_judge(judge, "cpu").spelled(texts), strict=True):
         assert (mine.ends, mine.closed, mine.begin) == (theirs.ends, True, 0)
         torch.testing.assert_close(mine.costs, theirs.costs, rtol=1e-4, atol=1e-4)
     for step in range(1, 20):
-        last = own.learn(texts, step)
+        last = own.learn(texts, step, [0] * 8)
     assert sum(float(one.costs.sum()) for one in last) < 0.8 * sum(float(one.costs.sum()) for one in first)
+
+
+def test_the_network_beside_the_student_does_not_learn_what_is_given(tokens: Path, judge: Path) -> None:
+    """A text of which all is given teaches the end alone, whatever it says; one that is not teaches every token."""
+    texts = [story.text for story in stories_in(story_rows(tokens, 4), load_tokenizer(tokens), 1)]
+    fell = []
+    for given in ([len(text) for text in texts], [len(text) // 2 for text in texts], [0] * 4):
+        own = Own(load_causal(judge, "cpu"), ReinforceLoop(steps=20, device="cpu"), lr=1e-3, warmup=1)
+        own.bind(Context(ema=None, world=Processes()))
+        costs = [own.learn(texts, step, given) for step in range(20)]
+        halves = [len(text) // 2 for text in texts]
+        parts = torch.zeros(2, 3)  # before and after, of the first half, the second and the end
+        for row, said in zip(parts, (costs[0], costs[-1]), strict=True):
+            for one, half in zip(said, halves, strict=True):
+                early = torch.tensor([end <= half for end in one.ends])
+                row += torch.stack([one.tokens[early].sum(), one.tokens[~early].sum(), one.costs[-1]])
+        fell.append((parts[1] / parts[0]).tolist())
+    (first, second, end), half, whole = fell
+    assert min(first, second) > 0.95 > end
+    assert half[0] > 0.9 > 0.8 > half[1]
+    assert max(whole[:2]) < 0.8
 
 
 def settings_for(model: Path, tokens: Path, judge: Path, out: Path, **given: Any) -> ReinforceSettings:
@@ -207,7 +228,7 @@ def test_trained_resumed_and_sampled(
     kind: str, uniform_model: Path, masked_models: dict[str, Path], tokens: Path, judge: Path, tmp_path: Path
 ) -> None:
     model = masked_models.get(kind, uniform_model)
-    more = {"late": 2.0} if kind == "uniform" else {}
+    more = {"late": 2.0, "beginnings": 0.5} if kind == "uniform" else {}
     settings = settings_for(model, tokens, judge, tmp_path / "whole", **more)
     METHOD.train(settings)
     shutil.copytree(tmp_path / "whole", tmp_path / "part")
@@ -274,6 +295,27 @@ def test_what_is_learned_are_the_probabilities_of_the_step(
                 wanted = task.jump.log_step(*rows, tried.t[g : g + 1], tried.h[g : g + 1])[0]
                 torch.testing.assert_close(found[n, 1:], wanted[1:], rtol=1e-4, atol=1e-4)
             assert bool((tried.y != tried.z.repeat_interleave(3, 0)).any())
+
+
+def test_some_texts_go_on_from_real_beginnings(uniform_model: Path, tokens: Path, judge: Path, tmp_path: Path) -> None:
+    from tsdfm.tokens.loader import Batch
+
+    settings = settings_for(uniform_model, tokens, judge, tmp_path / "none", passes=(2,), texts=2, beginnings=0.5)
+    task = METHOD.task(settings, tsdfm.load(uniform_model, "cpu").velocity.spec, None, Processes())
+    task.bind(Context(ema=None, world=Processes()))
+    rows, over = story_rows(tokens, 8).repeat(8, 1), load_tokenizer(tokens).end_of_text
+    tried = task.tries(tsdfm.load(uniform_model, "cpu").velocity.net, Batch(rows, torch.arange(64)))
+    real, given = rows.repeat_interleave(2, 0), tried.given
+    for made in (tried.x, tried.y):
+        assert bool((made[given] == real[given]).all())
+    shown = given[::2, 1:].sum(-1)
+    assert torch.equal(given[:, 1:], torch.arange(rows.shape[1] - 1) < given[:, 1:].sum(-1, keepdim=True))
+    size = torch.tensor([2 + row[1:].tolist().index(over) for row in rows]) - 1
+    assert 20 <= int((shown > 0).sum()) <= 44
+    assert bool((shown <= (size / 2).ceil()).all())
+    assert len(shown.unique()) > 8
+    _, counts, _ = task.judged(tried, rows, 0)
+    assert not bool((counts & given).any())
 
 
 def test_what_is_written_too_often_brings_less(uniform_model: Path, tokens: Path, judge: Path, tmp_path: Path) -> None:

@@ -15,6 +15,9 @@ what a token of that pass is worth is compared among them (`distil.policy.credit
 all rewards are 0. A few-step student cannot be p, and a reverse divergence prefers short and plain texts to wrong ones.
 The last term holds against it: no token, nor the end of a text, shall be written more often than the data has it.
 
+Some texts may go on from the beginning of a real one (`beginnings`), so that the student learns to take beginnings up.
+They are given: neither the student nor q learns them.
+
 The judge may read tokens of its own: its likelihoods are shared out by characters (`distil.policy.reading`). With
 several `passes` q is the law of all their texts together. Policy gradients of few-step students towards other rewards
 are DiDi-Instruct's (a discriminator) and R-MMD's (moments).
@@ -73,6 +76,7 @@ class ReinforceSettings(DistilSettings):
     )
     first: int = option(3, "first of the passes that learn; of fewer passes, the last one alone", low=1)
     texts: int = option(4, "M: texts that go on from each state", low=2)
+    beginnings: float = option(0.0, "share of rows that go on from the beginning of a real text", low=0, high=1)
     gamma: float = option(0.85, "γ: how much of a reward reaches a token for each place between them", low=0, high=1)
     entropy: float = option(1.0, "weight of log q: above 1 for more varied texts, below it for likelier ones", low=0)
     width: float = option(0.0, "weight of log(own/data) of the pooled token frequencies in the reward", low=0)

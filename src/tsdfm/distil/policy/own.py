@@ -5,6 +5,7 @@ It begins as an in-house judge and learns every text that the student writes.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 import torch
@@ -42,16 +43,18 @@ class Own(Beside[CausalNet]):
             row[1 : 1 + len(kept)] = torch.tensor(kept, dtype=torch.int64)
         return rows.to(self.world.device), [one.ends for one in made]
 
-    def learn(self, texts: Sequence[str], step: int) -> list[Spelled]:
-        """What it says of each text, as it was before a step on them."""
+    def learn(self, texts: Sequence[str], step: int, given: Sequence[int]) -> list[Spelled]:
+        """What it says of each text, as it was before a step on what follows the `given` characters of each."""
         rows, ends = self.rows(texts)
         sizes = [min(len(one) + 1, rows.shape[1] - 1) for one in ends]  # the end too, where it fits
-        counts = torch.tensor(sizes, device=rows.device)
-        learned = torch.arange(rows.shape[1] - 1, device=rows.device) < counts[:, None]
+        skipped = [bisect_right(one, known) for one, known in zip(ends, given, strict=True)]
+        first, last = torch.tensor([skipped, sizes], device=rows.device)[..., None]
+        place = torch.arange(rows.shape[1] - 1, device=rows.device)
+        learned = (first <= place) & (place < last)
         with torch.enable_grad():
             hidden = self.runner.hidden(rows[:, :-1])
             logs = token_logs(hidden.flatten(0, 1), self.net.linear, rows[:, 1:].reshape(-1, 1)).view(learned.shape)
-            loss: Tensor = -torch.where(learned, logs, 0.0).sum() / total(counts.sum(), self.world) * self.world.size
+            loss: Tensor = -torch.where(learned, logs, 0.0).sum() / total(learned.sum(), self.world) * self.world.size
             loss.backward()  # type: ignore[no-untyped-call]
         self.step(step)
         costs = -logs.detach().cpu()

@@ -38,6 +38,10 @@ class Story:
     where: NDArray[np.int64]
     ended: bool
 
+    def after(self, places: int) -> int:
+        """How many characters its first `places` have."""
+        return int(self.where[: min(places, len(self.where))].max(initial=0))
+
 
 def stories_in(x: Tensor, tokenizer: Tokenizer, anchor: int) -> list[Story]:
     """The texts of rows x [n, L]: what stands behind the anchor, up to the first end-of-text."""

@@ -37,13 +37,14 @@ from tsdfm.tokens.loader import Batch
 from tsdfm.tokens.rows import TokenRows
 
 PLAN_STREAM, TRUNK_STREAM, TEXT_STREAM = 17, 18, 19  # which pass learns, the passes before it, and those after it
+BEGIN_STREAM = 20  # how much of a real text is given
 
 
 @dataclass(frozen=True)
 class Tried:
     """A step that learns: states z [G, L] at t, h [G], what it led to y [n, L], and the texts x [n, L] that came of it.
 
-    `last`: the step is the last one. `given` [n, L] is what a text holds of its prompt.
+    `last`: the step is the last one. `given` [n, L] is what a text holds of its prompt, or of a real beginning.
     """
 
     z: Tensor
@@ -72,7 +73,7 @@ class PolicyTask(BoundTask):
         own: Own,
         watch: Watch,
     ) -> None:
-        """`settings` has passes, first, texts, gamma, entropy, width, clip and alone (`methods.reinforce`)."""
+        """`settings` has what `methods.reinforce` adds to those of every student."""
         super().__init__(settings, spec, valid, bound)
         self.asked, self.jump, self.judge, self.own, self.watch = settings, jump, judge, own, watch
         self.tokenizer = own.start.tokenizer
@@ -105,9 +106,11 @@ class PolicyTask(BoundTask):
         asked, device = self.asked, tried.x.device
         stories = stories_in(tried.x, self.tokenizer, self.spec.anchor)
         texts = [story.text for story in stories]
+        held = tried.given[:, self.spec.anchor :].long().cumprod(-1).sum(-1).tolist()
+        known = [story.after(places) for story, places in zip(stories, held, strict=True)]
         p, q = (
             places(stories, said, self.spec.length, self.spec.anchor)
-            for said in (self.judge.spelled(texts), self.own.learn(texts, step))
+            for said in (self.judge.spelled(texts), self.own.learn(texts, step, known))
         )
         counts = (p.read & q.read).to(device) & ~tried.given
         log_p, log_q = p.values.to(device), q.values.to(device)
@@ -122,7 +125,7 @@ class PolicyTask(BoundTask):
         if not self.width.weight:
             return 0.0
         end, anchor = self.tokenizer.end_of_text, self.spec.anchor
-        self.width.add(*(x[written(x, end, anchor)] for x in (tried.x, rows)))
+        self.width.add(tried.x[written(tried.x, end, anchor) & ~tried.given], rows[written(rows, end, anchor)])
         return self.width.less()[tried.x]
 
     @torch.no_grad()
@@ -134,7 +137,7 @@ class PolicyTask(BoundTask):
         first = min(asked.first, k) - 1
         j = first + int(plan.uniform((1,)) * (k - first))
         times, looks = grid_of(self.jump, k), Looks(model, self.spec)
-        given = batch.known(self.spec.anchor).expand_as(batch.tokens)
+        given = self.given(batch)
         trunk = RowNoise(self.seed, batch.rows, TRUNK_STREAM)
         z = torch.where(given, batch.tokens, self.source.draw(given.shape, trunk, given.device))
         if j:
@@ -155,6 +158,17 @@ class PolicyTask(BoundTask):
         when = torch.tensor([times[j], times[j + 1] - times[j]], dtype=torch.float64, device=z.device)
         t, h = when[:, None].expand(2, len(z))
         return Tried(z, t, h, states[0], x, j + 1 == k, given)
+
+    def given(self, batch: Batch) -> Tensor:
+        """What the texts of each row hold from the start, bool [G, L]: in some rows up to half of a real text too."""
+        given = batch.known(self.spec.anchor).expand_as(batch.tokens)
+        if not self.asked.beginnings:
+            return given
+        free = ~given
+        size = (written(batch.tokens, self.tokenizer.end_of_text, self.spec.anchor) & free).sum(-1)
+        which, part = RowNoise(self.seed, batch.rows, BEGIN_STREAM).uniform((len(size), 2)).unbind(-1)
+        shown = torch.where(which < self.asked.beginnings, (part * size / 2).ceil(), 0)
+        return given | (free & (free.cumsum(-1) <= shown[:, None]))
 
     def logs(self, model: nn.Module, tried: Tried) -> Tensor:
         """log q_j(y | z) of each place [n, L], float64; 0 at the anchor."""
