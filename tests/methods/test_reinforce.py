@@ -233,7 +233,8 @@ def test_trained_resumed_and_sampled(
     METHOD.train(settings)
     shutil.copytree(tmp_path / "whole", tmp_path / "part")
     shutil.rmtree(tmp_path / "part/checkpoints/step-00000008")
-    METHOD.train(dataclasses.replace(settings, out=tmp_path / "part", resume=True))
+    moved = shutil.copytree(judge, tmp_path / "moved")  # where its inputs lie does not matter
+    METHOD.train(dataclasses.replace(settings, judge=str(moved), own=moved, out=tmp_path / "part", resume=True))
     one, other = (tmp_path / name / "checkpoints/step-00000008" for name in ("whole", "part"))
     files = {path.name.removesuffix(".safetensors") for path in one.glob("*.safetensors")}
     assert files == {"model", "ema", "optim", "own", "own_optim", "usual", "watch", "width"}

@@ -216,7 +216,7 @@ class TrainingRun:
         # what a checkpoint had before there was a dial for it
         then = {name: value for name, value in usual.items() if name in now} | flat(state["identity"])
         for name in sorted(then.keys() | now.keys()):
-            if then.get(name) != now.get(name):
+            if f"inputs.{name}" not in then and then.get(name) != now.get(name):  # of inputs the hashes count
                 raise UserError(
                     f"cannot resume {checkpoint}: {name} was {then.get(name)} and is now {now.get(name)}; "
                     "use what it was, or start a new run in another folder"
