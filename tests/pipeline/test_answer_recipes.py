@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.judges.test_storyteller import write_storyteller
 from tests.public.public_files import BLOCKS, HEADS, write_public
 
 from training import many_step
@@ -91,6 +92,17 @@ def test_gsm8k_from_plain_text_to_the_table(text: dict[str, Path], tmp_path: Pat
     asked, plain = (json.loads(path.read_text())["model"] for path in lines)
     assert (asked["prompted"], asked["length"], asked["anchor"]) == (True, 40, 1)
     assert (plain["prompted"], plain["length"], plain["anchor"]) == (False, 32, 0)
+
+
+def test_gsm8k_from_a_causal_model(text: dict[str, Path], tmp_path: Path) -> None:
+    more = {"start.source": write_storyteller(tmp_path / "storyteller"), "tokens.vocab_size": 300}
+    flags = shrunk("gsm8k_cpu", **problems(text), **more)
+    assert main(["pipeline", "gsm8k_cpu", "--out", str(tmp_path / "out"), *flags]) == 0
+    students = [(each, 2) for each in ("fs-dfm", "control", "ts-dfm", "ts-random")]
+    assert rows_of(tmp_path / "out") == [("teacher", 2), ("teacher", 3), *students]
+    assert any(row.get("paper") for row in table_of(tmp_path / "out"))
+    said = json.loads((tmp_path / "out/ts-dfm-uniform/manifest.json").read_text())["model"]
+    assert said["prompted"] and said["decoder"]
 
 
 def test_gsm8k_from_public_checkpoints(text: dict[str, Path], tmp_path: Path) -> None:
