@@ -118,6 +118,9 @@ def test_two_step_counts_side_by_side_on_the_same_noise(server: tuple[str, Sched
     first, second = page.do(f"go(0), {SHOWN}")
     assert first == second  # the same noise
     assert "model1=tiny&steps1=8" in page.do("location.hash")
+    heats = "[...document.querySelectorAll('[name=temperature]')]"
+    page.do(f"{heats}.forEach(heat => heat.value = 0), document.getElementById('compare').click()")
+    assert page.do(f"{heats}.map(heat => heat.value)") == ["0"]
 
 
 def test_gaps_are_filled(server: tuple[str, Scheduler], page: Page) -> None:

@@ -213,6 +213,22 @@ def test_bad_fields_are_named(server: Server) -> None:
         assert "\n" not in problem["message"]
 
 
+def test_refusals_say_what_is_wrong(server: Server) -> None:
+    for body, said in (
+        ({"stop": ["a"] * 5}, "stop: List should have at most 4 items after validation, not 5"),
+        ({"stop": ["a", 3]}, "stop.1: Input should be a valid string"),
+        ({"prompt": []}, "prompt: List should have at least 1 item after validation, not 0"),
+        ({"prompt": ["a", 2]}, "prompt.1: Input should be a valid string"),
+        ({"suffix": "end"}, "suffix: is not known here: leave it out"),
+        ({"stream_options": {"more": 1}}, "stream_options: Extra inputs are not permitted"),
+    ):
+        assert post(server, **body).json()["error"]["message"] == said
+    answer = HTTP.post(
+        f"{server[0]}/v1/completions", content=b'{"model": "tiny"}', headers={"content-type": "text/plain"}
+    )
+    assert answer.json()["error"]["message"] == "the body: send it with Content-Type: application/json"
+
+
 @pytest.mark.parametrize(
     ("method", "path", "content", "status"),
     [
@@ -286,9 +302,15 @@ def test_only_its_own_names_are_answered(server: Server) -> None:
 
 
 def test_names_and_origins_that_were_given() -> None:
-    with listening(MODEL, names=("tsdfm",), origins=("https://a.example",)) as made:
+    with listening(MODEL, names=("tsdfm", "My-Host"), origins=("https://a.example",)) as made:
         port = made[0].rpartition(":")[2]
-        for host, status in {"tsdfm": 200, "tsdfm:9090": 200, f"localhost:{port}": 200, "other": 403}.items():
+        for host, status in {
+            "tsdfm": 200,
+            "TSDFM:9090": 200,
+            "my-host": 200,
+            f"localhost:{port}": 200,
+            "other": 403,
+        }.items():
             assert HTTP.get(f"{made[0]}/healthz", headers={"Host": host}).status_code == status
         for origin, allowed in {"https://a.example": "https://a.example", "https://b.example": None}.items():
             answer = HTTP.get(f"{made[0]}/v1/models", headers={"Origin": origin})

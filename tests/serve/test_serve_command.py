@@ -131,6 +131,10 @@ def test_refusals(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
         "--max-n 20 --queue 10": "raise --queue",
         "--shapes 0": "shapes must be at least 1",
         "--workers 2 --device cuda:1": "one device",
+        "--names http://x": "http://x is no name of a machine",
+        "--names x:80": "leave out http://, the port",
+        "--origins https://ok.org/": "https://ok.org/ is no origin",
+        "--origins example.org": "write one as https://example.org",
         "--host no.such.host.invalid": "cannot listen",
     }.items():
         assert said in refused(capsys, *words.split())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request
@@ -128,13 +128,28 @@ def pages(app: FastAPI) -> None:
     app.add_api_route("/docs", lambda: HTMLResponse(docs(app.openapi()), headers=plain), **shown)  # type: ignore[arg-type]
 
 
+def wrong_field(errors: Sequence[Any]) -> tuple[list[str], str]:
+    """The first field that is wrong, with the places in it, and why. A field of several shapes has an error for each.
+
+    What was sent has the shape whose error is not about its type, or lies deepest.
+    """
+    own = [error for error in errors if error["loc"][:2] == errors[0]["loc"][:2]]
+    found = max(own, key=lambda error: (not error["type"].endswith("_type"), len(error["loc"])))
+    if found["type"] == "json_invalid":
+        return [], found["msg"]
+    name, *inside = found["loc"][1:] or [None]
+    where = [] if name is None else [str(name), *(str(part) for part in inside if isinstance(part, int))]
+    return where, "is not known here: leave it out" if found["type"] == "none_required" else found["msg"]
+
+
 def refuse(app: FastAPI) -> None:
     """What goes wrong, as an error of OpenAI's shape."""
 
-    async def field(_: Request, problem: Any) -> Response:
-        first = problem.errors()[0]
-        where = [str(part) for part in first["loc"][1:]] if first["type"] != "json_invalid" else []
-        return refusal(400, f"{'.'.join(where) or 'the body'}: {first['msg']}", param=where[0] if where else None)
+    async def field(request: Request, problem: Any) -> Response:
+        where, what = wrong_field(problem.errors())
+        if not where and "json" not in request.headers.get("content-type", ""):
+            what = "send it with Content-Type: application/json"
+        return refusal(400, f"{'.'.join(where) or 'the body'}: {what}", param=where[0] if where else None)
 
     async def refused(request: Request, problem: Any) -> Response:
         param = getattr(problem, "field", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -43,6 +44,12 @@ class ServeSettings(Settings):
         super().__post_init__()
         if self.api_key == "":
             raise UserError("api_key is empty: give a key, or leave it out for a server without one")
+        for name in self.names:
+            if not re.fullmatch(r"\*|[\w.-]+|\[[0-9a-fA-F:.]+\]", name):
+                raise UserError(f"{name} is no name of a machine: leave out http://, the port and the path")
+        for origin in self.origins:
+            if not re.fullmatch(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+", origin):
+                raise UserError(f"{origin} is no origin: write one as https://example.org, without a path")
         if self.max_n > self.queue:
             raise UserError(f"max_n is {self.max_n} and only {self.queue} texts may wait: raise --queue")
         if self.workers > 1 and ":" in self.device:

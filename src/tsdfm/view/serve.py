@@ -27,7 +27,7 @@ def answers_to(asked: Sequence[str], port: int, names: Collection[str] = ()) -> 
         return False
     host = asked[0].strip().lower()
     name = host if host.endswith("]") else host.rpartition(":")[0] or host
-    return host in hosts_of(port) or name in names or "*" in names
+    return host in hosts_of(port) or "*" in names or name in {each.lower() for each in names}
 
 
 def server_of(page: bytes, port: int) -> ThreadingHTTPServer:

@@ -6,14 +6,14 @@ let models = [], runs = [], frame = 0, timer = null;
 /** What one side of the comparison is asked with. */
 function side(number, given = {}) {
   const model = html("select", {name: "model"}, ...models.map(m => html("option", {value: m.id}, m.id)));
-  const steps = html("input", {name: "steps", type: "number", min: 1, max: 1024, step: 1, required: "", inputmode: "numeric"});
+  const steps = html("input", {name: "steps", type: "number", min: 1, step: 1, required: "", inputmode: "numeric"});
   const heat = html("input", {name: "temperature", type: "number", min: 0, max: 10, step: "any", required: "", inputmode: "decimal"});
   const card = () => models.find(m => m.id === model.value);
   const usual = () => { steps.value = card().steps; heat.value = card().temperature; };
   model.value = models.some(m => m.id === given.model) ? given.model : models[Math.min(number, models.length - 1)].id;
   usual();
   if (given.steps) steps.value = given.steps; else if (number && models.length === 1) steps.value = 2 * steps.value;
-  if (given.temperature) heat.value = given.temperature;
+  if (given.temperature != null) heat.value = given.temperature;
   model.addEventListener("change", usual);
   const box = html("fieldset", {class: "side"}, html("legend", {}, ["First", "Second"][number]), html("label", {}, "Model", model),
     html("label", {}, "Passes", steps), html("label", {}, "Temperature", heat));
