@@ -12,6 +12,7 @@ import json
 import math
 import operator
 import os
+import re
 import signal
 import sys
 import typing
@@ -378,6 +379,10 @@ def train_student(words: list[str]) -> int:
     from tsdfm.methods import method, student_method
 
     name, values = student_method(plain_values("student", VERBS["student"], words))
+    unused = [word for word in words if name == "fs-dfm" and re.match(r"--(compass|navigate|refresh)\b", word)]
+    if unused:
+        flag = unused[0].partition("=")[0]
+        raise UserError(f"{flag} is for navigated steps: add --policy sequence-to-token, or leave it out")
     method(name).train(build(method(name).settings, values))
     return 0
 

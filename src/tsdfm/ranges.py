@@ -46,6 +46,8 @@ class Range:
 
     def __str__(self) -> str:
         """In words: `at least 1`, `from 0 to 1`, `at least 0 and below 1`."""
+        if self.low is not None and self.low == self.high:
+            return _number(self.low)
         if self.low is not None and self.high is not None:
             return f"from {_number(self.low)} to {_number(self.high)}"
         ends = {"at least": self.low, "above": self.above, "at most": self.high, "below": self.below}

@@ -214,6 +214,8 @@ def path_from(text: str | Path, where: str) -> Path:
 
     So nobody who reads or resolves a setting later has to reckon with it.
     """
+    if text == "":
+        raise UserError(f"{where} is empty: give a path, or leave it out")
     try:
         str(text).encode()
         path = Path(text).expanduser()

@@ -119,6 +119,16 @@ def test_the_doctor_reads_the_teacher_and_the_tokenizer_that_are_there(
     assert f"|V| = {own.spec.vocab}, length 256" in found["network"]
 
 
+def test_what_a_blind_student_would_not_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["student", "--tokens", str(tmp_path), "--init-from", str(tmp_path), "--out", str(tmp_path / "out")]
+    for more in (["--compass", str(tmp_path)], ["--navigate.k=8"], ["--navigate.k", "8", "--policy", "blind"]):
+        assert main([*words, *more]) == 2
+        flag = more[0].partition("=")[0]
+        assert f"{flag} is for navigated steps: add --policy sequence-to-token" in capsys.readouterr().err
+    assert main([*words, "--compass", "", "--policy", "token"]) == 2
+    assert "compass is empty: give a path" in capsys.readouterr().err
+
+
 def test_the_pipeline_writes_the_table_and_is_not_run_twice(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = json.loads((demo / "report" / "metrics.json").read_text())
     models = [(method, source) for source in ("uniform", "mask") for method in METHODS]

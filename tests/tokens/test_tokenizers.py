@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from local_hub import nobody, online, serving
 from tsdfm.errors import UserError
 from tsdfm.tokens.bpe import PairTokenizer, byte_symbols, gpt2, train_bpe
+from tsdfm.tokens.choose import tokenizer_for
+from tsdfm.tokens.settings import TokensSettings
 from tsdfm.tokens.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 
 SAMPLE = [
@@ -86,6 +88,18 @@ def test_half_a_surrogate_pair_is_the_users_error() -> None:
     for tokenizer in KINDS:
         with pytest.raises(UserError, match="surrogate"):
             tokenizer.encode("a\ud800")
+
+
+def test_a_size_that_a_given_tokenizer_has_not_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    BPE.save(tmp_path / "given/tokenizer")
+    for name, size, said in (("usual", 8192, ""), ("own", 300, ""), ("other", 400, "this tokenizer has 300 tokens")):
+        asked = TokensSettings(
+            corpus=tmp_path, out=tmp_path / name, tokenizer_files=tmp_path / "given/tokenizer", vocab_size=size
+        )
+        assert tokenizer_for(asked).fingerprint == BPE.fingerprint
+        told = "".join(capsys.readouterr())
+        assert said in told
+        assert bool(told) == bool(said)
 
 
 def hand_made() -> PairTokenizer:

@@ -116,11 +116,10 @@ class Trajectory:
     @staticmethod
     def load(path: str | Path) -> Trajectory:
         """Read a file that `save` wrote."""
-        found = read_json(path)
+        make = "make it with `tsdfm sample --save-trajectory`"
+        found = read_json(path, f"a trajectory is a JSON file; {make}")
         if found.get("format") != FORMAT:
-            raise UserError(
-                f"{path} is no trajectory this version reads: make it with `tsdfm sample --save-trajectory`"
-            )
+            raise UserError(f"{path} is no trajectory this version reads: {make}")
         plain = checked(found, TrajectoryFile, path)
         try:
             made = Trajectory(

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+from tsdfm import terminal
 from tsdfm.corpus.files import Document
 from tsdfm.corpus.progress import TextProgress
 from tsdfm.corpus.store import count_documents, read_documents
@@ -20,7 +21,11 @@ def tokenizer_for(settings: TokensSettings) -> Tokenizer:
     home = settings.out / "tokenizer"
     if home.is_dir() and any(home.glob("*.json")):
         return load_tokenizer(home)
-    made = given_tokenizer(settings) or train_bpe(_training_texts(settings), settings.vocab_size)
+    made = given_tokenizer(settings)
+    if made is None:
+        made = train_bpe(_training_texts(settings), settings.vocab_size)
+    elif settings.vocab_size not in (TokensSettings.vocab_size, made.vocab_size):
+        terminal.say(f"note: vocab_size is for a BPE trained here; this tokenizer has {made.vocab_size:,} tokens")
     made.save(home)
     return made
 
