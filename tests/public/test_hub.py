@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -85,6 +86,13 @@ def test_a_folder_that_does_not_fit_its_config_is_refused(tmp_path: Path) -> Non
     (folder / "config.json").write_text(text.replace('"depth": 1', '"depth": 0'))
     with pytest.raises(UserError, match="depth"):
         tsdfm.load(folder, "cpu")
+
+
+@pytest.mark.parametrize("words", [{"kind": "foo"}, {"kind": "mdlm"}, {"heads": 7}])
+def test_a_flag_that_our_own_layout_does_not_need_is_said(words: dict[str, Any], tmp_path: Path) -> None:
+    folder = own_model(tmp_path / "student")
+    with pytest.raises(UserError, match=f"--{next(iter(words))} .*leave it out"):
+        import_(ImportSettings(source=str(folder), out=tmp_path / "run", **words))
 
 
 def test_what_cannot_be_uploaded_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,6 +125,8 @@ def read_ddit(
     """The layout of a DDiT under public names or our own, what the network is, and its tokenizer."""
     own = own_spec(config, tokenizer)
     if own is not None and EMBEDDING in shapes:
+        for word in (word for word, given in {"kind": kind, "heads": heads}.items() if given):
+            raise UserError(f"--{word} is for public layouts, and config.json says all of this model: leave it out")
         return own_layout(own, shapes), own, tokenizer
     found = recognise(shapes, config, kind=kind, heads=heads, tokens=tokenizer.vocab_size)
     if found.vocab > tokenizer.vocab_size:
