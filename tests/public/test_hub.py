@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.local_hub import nobody, online, serving
 from tests.public.public_files import public_state, rows_of, write_public
+from tests.public.test_causal import write_causal
 
 import tsdfm
 from tsdfm.cli import main
@@ -19,6 +20,7 @@ from tsdfm.nn.velocity import VelocitySpec, load_velocity
 from tsdfm.public.export import write_folder
 from tsdfm.public.run import run as import_
 from tsdfm.public.settings import ImportSettings
+from tsdfm.store.manifest import read_manifest
 from tsdfm.tokens.tokenizer import ByteTokenizer
 
 
@@ -57,6 +59,22 @@ def test_a_model_goes_to_the_hub_and_comes_back(tmp_path: Path, monkeypatch: pyt
         model = tsdfm.from_pretrained("me/by-python", "cpu", revision="main")
     want = tsdfm.load(run, "cpu").sample(n=2, steps=3, seed=1).tokens
     assert torch.equal(model.sample(n=2, steps=3, seed=1).tokens, want)
+
+
+@pytest.mark.parametrize("asked", ["", "main"])
+def test_the_commit_that_was_fetched_is_recorded(asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_public("mdlm", tmp_path / "public")
+    write_causal("Qwen2", tmp_path / "causal")
+    made = ["--name", "world:small", "--limit", "120", "--valid", "0.1", "--out", str(tmp_path / "corpus")]
+    assert main(["corpus", *made]) == 0
+    rows = ["--vocab-size", "300", "--length", "16", "--workers", "1", "--out", str(tmp_path / "tokens")]
+    assert main(["tokens", "--corpus", str(tmp_path / "corpus"), *rows]) == 0
+    with serving({"me/mdlm": tmp_path / "public", "me/causal": tmp_path / "causal"}) as address:
+        online(monkeypatch, address, tmp_path / "cache")
+        for name, tokens in {"mdlm": None, "causal": tmp_path / "tokens"}.items():
+            asks = ImportSettings(source=f"me/{name}", out=tmp_path / f"{name}-run", revision=asked, tokens=tokens)
+            origin = read_manifest(import_(asks))["origin"]
+            assert (origin["source"], origin["revision"]) == (f"me/{name}", "0" * 40)
 
 
 def test_what_has_no_public_relatives_keeps_our_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from tsdfm.nn.layers import without_weights
 from tsdfm.nn.velocity import Velocity, VelocitySpec, assembled
 from tsdfm.public.decoders import is_decoder, read_decoder
 from tsdfm.public.layouts import EMBEDDING, OWN, Recognised, Shapes, left_over, ours_from, recognise, whole, words_of
-from tsdfm.public.tensors import TORCH, PublicTensors, licence_of, open_tensors, read_config
+from tsdfm.public.tensors import TORCH, PublicTensors, licence_beside, open_tensors, read_config
 from tsdfm.settings import build
 from tsdfm.store.bundle import ROLES, find_shipped
 from tsdfm.store.checkpoint import has_checkpoint
@@ -108,13 +108,13 @@ def read_public(
         found, spec, made = read_ddit(tensors.shapes, config, made, kind, heads)
     origin = {
         "source": str(source) if fetched else path.name,
-        "revision": revision or None,
+        "revision": path.name if fetched else None,  # the commit
         "layout": found.kind,
         "part": part or None,
         "files": tensors.sha256(),
         "left_out": {**found.unused, **dict.fromkeys(tensors.beside, "another part of the torch file")},
         "names": {ours: list(theirs) for ours, theirs in found.table.items()},
-        "licence": licence_of(config),
+        "licence": licence_beside(path),
     }
     return PublicModel(spec, made, found, tensors, config, origin)
 
@@ -218,7 +218,7 @@ def with_padding(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def fetch(name: str, revision: str) -> Path:
-    """The folder of a hub model, from the hub's cache if it is in it."""
+    """The folder of a hub model, by the name of its commit, from the hub's cache if it is in it."""
     if not HUB_NAME.fullmatch(name):
         raise UserError(f"no file or folder at {name}, and it is no hub name (OWNER/NAME)")
     try:

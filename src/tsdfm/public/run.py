@@ -59,7 +59,7 @@ def write_start(settings: ImportSettings, tokens: Path) -> Path:
     path = causal_folder(settings.source, settings.revision)
     spec, weights, origin = start_for(path, tokens, settings.noise)
     if not Path(settings.source).exists():
-        origin |= {"source": settings.source, "revision": settings.revision or None}
+        origin |= {"source": settings.source, "revision": path.name}
     write_run(settings, "causal", spec, load_tokenizer(tokens), {"model": weights}, {"origin": origin}, tokens)
     told = f"the start of a flow model, {weights_of({'model': weights})} weights, {spec.source} source"
     then = ("teacher", "--tokens", tokens, "--init-from", settings.out, "--source", spec.source)
