@@ -57,6 +57,7 @@ def test_a_model_goes_to_the_hub_and_comes_back(tmp_path: Path, monkeypatch: pyt
             assert card.startswith("---\nlicense:")
             assert f'tsdfm.from_pretrained("{name.replace("--", "/")}")' in card
         model = tsdfm.from_pretrained("me/by-python", "cpu", revision="main")
+        assert tsdfm.load("me/by-python", "cpu", revision="main").velocity.sha256 == model.velocity.sha256
     want = tsdfm.load(run, "cpu").sample(n=2, steps=3, seed=1).tokens
     assert torch.equal(model.sample(n=2, steps=3, seed=1).tokens, want)
 

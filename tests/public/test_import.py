@@ -24,6 +24,7 @@ from tests.public.public_files import (
 from torch import Tensor
 
 import tsdfm
+from tsdfm.errors import UserError
 from tsdfm.methods import files, method
 from tsdfm.nn.settings import NetSettings
 from tsdfm.nn.velocity import VelocitySpec, load_velocity
@@ -183,6 +184,19 @@ def test_an_exported_score_has_the_words_that_its_public_class_reads(tmp_path: P
 def test_the_other_parts_of_a_torch_file_are_named(tmp_path: Path) -> None:
     left = json.loads((imported("fs-dfm", tmp_path) / "manifest.json").read_text())["origin"]["left_out"]
     assert left == dict.fromkeys(("teacher_model", "step"), "another part of the torch file")
+
+
+def test_a_model_of_ours_is_used_as_it_is(tmp_path: Path) -> None:
+    """By its name or by its folder, there is nothing to import, and nothing that only a public model has."""
+    run = imported("mdlm", tmp_path)
+    for source in ("tsdfm-stories", "tsdfm-stories/teacher", str(run), str(run / "checkpoints" / "step-00000000")):
+        for tokens in (None, tmp_path):
+            with pytest.raises(UserError, match=f"already: use it as it is, as in `tsdfm sample {source}`"):
+                import_(ImportSettings(source=source, out=tmp_path / "again", tokens=tokens))
+        for read in (tsdfm.load, tsdfm.from_pretrained):
+            for word in ("revision", "kind"):
+                with pytest.raises(UserError, match=f"no public checkpoint, .* a {word}: leave it out"):
+                    read(source, "cpu", **{word: "foo"})
 
 
 FRONT = {

@@ -14,7 +14,8 @@ from tsdfm.nn.velocity import VelocitySpec
 from tsdfm.public.causal import causal_folder, is_causal, start_for
 from tsdfm.public.model import read_public
 from tsdfm.public.settings import ImportSettings, check_start
-from tsdfm.store.checkpoint import Store
+from tsdfm.store.bundle import find_member
+from tsdfm.store.checkpoint import Store, has_checkpoint
 from tsdfm.store.files import write_json
 from tsdfm.store.folder import must_be_new, whole
 from tsdfm.store.manifest import NAME as MANIFEST
@@ -27,6 +28,9 @@ REST = "left_over"  # the part of a checkpoint that only an export reads
 def run(settings: ImportSettings) -> Path:
     """Read, recognise, check and write; returns the run folder."""
     must_be_new(settings.out, "--out")
+    if find_member(settings.source, "student") is not None or has_checkpoint(settings.source):
+        use = f"tsdfm sample {settings.source}"
+        raise UserError(f"{settings.source} is a model of tsdfm already: use it as it is, as in `{use}`")
     if settings.tokens is not None:
         return write_start(settings, settings.tokens)
     if settings.noise != "uniform":

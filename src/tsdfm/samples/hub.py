@@ -6,11 +6,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tsdfm.engine.distributed import pick_device
-from tsdfm.engine.precision import use_bf16
 from tsdfm.nn.velocity import Velocity
 from tsdfm.public.export import check_name, left_over, push, write_folder
-from tsdfm.public.model import is_public, load_public
 from tsdfm.samples.model import TextModel, load
 from tsdfm.store.manifest import NAME as MANIFEST
 from tsdfm.store.manifest import read_manifest
@@ -22,10 +19,7 @@ def from_pretrained(name: str | Path, device: str = "auto", *, precision: str = 
 
     `words` are those of `public.model.read_public`: revision, part, kind, heads and tokenizer.
     """
-    if not is_public(name):
-        return load(name, device, precision=precision)
-    place = pick_device(device)
-    return TextModel(*load_public(name, place, **words), use_bf16(precision, place))
+    return load(name, device, precision=precision, **words)
 
 
 def push_model(velocity: Velocity, tokenizer: Tokenizer, name: str) -> None:
