@@ -17,9 +17,12 @@ from tsdfm.cli import main
 from tsdfm.errors import UserError
 from tsdfm.nn.settings import NetSettings
 from tsdfm.nn.velocity import VelocitySpec, load_velocity
-from tsdfm.public.export import write_folder
+from tsdfm.public.card import UNMEASURED, UNSAID
+from tsdfm.public.export import known_of, write_folder
 from tsdfm.public.run import run as import_
 from tsdfm.public.settings import ImportSettings
+from tsdfm.samples.defaults import RUNS, defaults_of
+from tsdfm.store.bundle import find_member
 from tsdfm.store.manifest import read_manifest
 from tsdfm.tokens.tokenizer import ByteTokenizer
 
@@ -105,6 +108,59 @@ def test_a_folder_that_does_not_fit_its_config_is_refused(tmp_path: Path) -> Non
     (folder / "config.json").write_text(text.replace('"depth": 1', '"depth": 0'))
     with pytest.raises(UserError, match="depth"):
         tsdfm.load(folder, "cpu")
+
+
+def test_an_exported_bundle_has_its_own_card_licence_and_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By command and by Python; and what is imported again is sampled as the bundle is."""
+    (home := tmp_path / "hub").mkdir()
+    out, run = tmp_path / "out", tmp_path / "run"
+    assert main(["export", "tsdfm-stories", "--to", str(out)]) == 0
+    with serving({}, into=home) as address:
+        online(monkeypatch, address, tmp_path / "cache")
+        tsdfm.load("tsdfm-stories", "cpu").push_to_hub("me/stories")
+        assert defaults_of(Path("me/stories")) == defaults_of(Path("tsdfm-stories"))
+    for folder in (out, home / "me--stories"):
+        card = (folder / "README.md").read_text()
+        assert card.startswith("---\nlicense: apache-2.0\n")
+        for said in (
+            "student of tsdfm-stories",
+            "copyright 2023 Andrej Karpathy",
+            "**Figures.**",
+            "steps=8",
+            "Trained",
+        ):
+            assert said in card
+        for wrong in (UNSAID, UNMEASURED, "## Data", "Written by `tsdfm ship`"):
+            assert wrong not in card
+    assert main(["import", str(out), "--out", str(run)]) == 0
+    assert defaults_of(run) == defaults_of(out) == defaults_of(Path("tsdfm-stories")) != RUNS
+    assert main(["export", str(run), "--to", str(tmp_path / "again")]) == 0
+    assert (tmp_path / "again" / "README.md").read_text().startswith("---\nlicense: apache-2.0\n")
+    assert defaults_of(tmp_path / "again") == defaults_of(run)
+
+
+def test_a_bundles_teacher_is_exported_as_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / "mine.md").write_text("My words.")
+    words = ["--licence", "mit", "--card", str(tmp_path / "mine.md")]
+    assert main(["export", "tsdfm-stories/teacher", "--to", str(tmp_path / "out"), *words]) == 0
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert card.startswith("---\nlicense: mit\n")
+    assert "\n\nMy words.\n\n## Use" in card
+    assert "This is the teacher of tsdfm-stories" in known_of(find_member("tsdfm-stories/teacher", "").file)[1]["said"]
+    assert defaults_of(tmp_path / "out") == RUNS
+
+
+@pytest.mark.parametrize("licence", ["x: [y", "mit\ntags: evil", "-", "a b"])
+def test_a_licence_that_is_no_word_is_refused(licence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    for words in (["export", "tsdfm-stories", "--to"], ["ship", "tsdfm-stories", "--name", "x", "--out"]):
+        assert main([*words, str(out), f"--licence={licence}"]) == 2
+        said = capsys.readouterr().err
+        assert "--licence is one word, as in apache-2.0" in said
+        assert said.count("\n") == 1
+        assert not out.exists()
 
 
 @pytest.mark.parametrize("words", [{"kind": "foo"}, {"kind": "mdlm"}, {"heads": 7}])

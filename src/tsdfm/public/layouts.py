@@ -94,6 +94,8 @@ def _words(name: str, **changed: Any) -> Callable[[], dict[str, Any]]:
 
 OWN = "tsdfm"
 """The layout of models that have no public relatives: our own names. What its config says under this name is a spec."""
+DEFAULTS = "tsdfm_defaults"
+"""How the model is best sampled, in a config of `tsdfm export`: some of n, steps, temperature, jump."""
 KINDS = {
     "mdlm": Kind("ddit", _words("mdlm"), True),
     "sdtt": Kind("ddit", _words("mdlm", method="sdtt"), True),

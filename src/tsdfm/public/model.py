@@ -15,7 +15,18 @@ from tsdfm.errors import UserError
 from tsdfm.nn.layers import without_weights
 from tsdfm.nn.velocity import Velocity, VelocitySpec, assembled
 from tsdfm.public.decoders import is_decoder, read_decoder
-from tsdfm.public.layouts import EMBEDDING, OWN, Recognised, Shapes, left_over, ours_from, recognise, whole, words_of
+from tsdfm.public.layouts import (
+    DEFAULTS,
+    EMBEDDING,
+    OWN,
+    Recognised,
+    Shapes,
+    left_over,
+    ours_from,
+    recognise,
+    whole,
+    words_of,
+)
 from tsdfm.public.tensors import TORCH, PublicTensors, licence_beside, open_tensors, read_config
 from tsdfm.settings import build
 from tsdfm.store.bundle import ROLES, find_shipped
@@ -251,6 +262,12 @@ def is_public(source: str | Path) -> bool:
     if path.is_dir():
         return (path / "config.json").is_file() or any(file.suffix in WEIGHTS for file in path.iterdir())
     return HUB_NAME.fullmatch(str(source)) is not None
+
+
+def public_defaults(source: str | Path) -> Any:
+    """How a public checkpoint is best sampled, as a config of `tsdfm export` says; none of another."""
+    path = Path(source)
+    return read_config(path if path.exists() else fetch(str(source), "")).get(DEFAULTS)
 
 
 def load_public(source: str | Path, device: torch.device | str, **words: Any) -> tuple[Velocity, Tokenizer, str]:

@@ -12,6 +12,7 @@ from tsdfm.errors import UserError
 from tsdfm.nn.layers import without_weights
 from tsdfm.nn.velocity import VelocitySpec
 from tsdfm.public.causal import causal_folder, is_causal, start_for
+from tsdfm.public.layouts import DEFAULTS
 from tsdfm.public.model import read_public
 from tsdfm.public.settings import ImportSettings, check_start
 from tsdfm.store.bundle import find_member
@@ -51,6 +52,8 @@ def run(settings: ImportSettings) -> Path:
     rest = found.left_over()
     parts = {"model": dict(found.weights()), **({REST: rest} if rest else {})}
     about = {"origin": found.origin, "config": dict(found.config)}
+    if isinstance(told := found.config.get(DEFAULTS), dict):
+        about["defaults"] = told
     write_run(settings, found.found.kind, found.spec, found.tokenizer, parts, about)
     told = f"{found.found.kind}, {weights_of(parts)} weights, {found.spec.source} source"
     terminal.made("import", told, settings.out, "sample", settings.out)
