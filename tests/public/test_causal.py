@@ -553,6 +553,8 @@ def test_a_licence_is_one_word(said: Any, want: str | None, home: Path, tmp_path
     changed(license=said)(tmp_path / "model")
     spec, _, origin = start_for(tmp_path / "model", home / "tokens", "uniform")
     assert origin["licence"] == want
+    (tmp_path / "model" / "README.md").write_text("---\nlicense: mit\n---\n")
+    assert start_for(tmp_path / "model", home / "tokens", "uniform")[2]["licence"] == "mit"
     for place in ("origin", "descent"):
         manifest = {place: {"source": "them", "layout": "causal", "licence": said}}
         assert card("tsdfm", spec, manifest, "00").startswith(f"---\nlicense: {want or 'other'}\nlibrary_name: tsdfm\n")

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.local_hub import nobody, online, serving
 from tests.public.public_files import public_state, rows_of, write_public
+from tests.public.test_causal import write_causal
 
 import tsdfm
 from tsdfm.cli import main
 from tsdfm.errors import UserError
 from tsdfm.nn.settings import NetSettings
 from tsdfm.nn.velocity import VelocitySpec, load_velocity
-from tsdfm.public.export import write_folder
+from tsdfm.public.card import UNMEASURED, UNSAID
+from tsdfm.public.export import known_of, write_folder
 from tsdfm.public.run import run as import_
 from tsdfm.public.settings import ImportSettings
+from tsdfm.samples.defaults import RUNS, defaults_of
+from tsdfm.store.bundle import find_member
+from tsdfm.store.manifest import read_manifest
 from tsdfm.tokens.tokenizer import ByteTokenizer
 
 
@@ -54,8 +60,25 @@ def test_a_model_goes_to_the_hub_and_comes_back(tmp_path: Path, monkeypatch: pyt
             assert card.startswith("---\nlicense:")
             assert f'tsdfm.from_pretrained("{name.replace("--", "/")}")' in card
         model = tsdfm.from_pretrained("me/by-python", "cpu", revision="main")
+        assert tsdfm.load("me/by-python", "cpu", revision="main").velocity.sha256 == model.velocity.sha256
     want = tsdfm.load(run, "cpu").sample(n=2, steps=3, seed=1).tokens
     assert torch.equal(model.sample(n=2, steps=3, seed=1).tokens, want)
+
+
+@pytest.mark.parametrize("asked", ["", "main"])
+def test_the_commit_that_was_fetched_is_recorded(asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_public("mdlm", tmp_path / "public")
+    write_causal("Qwen2", tmp_path / "causal")
+    made = ["--name", "world:small", "--limit", "120", "--valid", "0.1", "--out", str(tmp_path / "corpus")]
+    assert main(["corpus", *made]) == 0
+    rows = ["--vocab-size", "300", "--length", "16", "--workers", "1", "--out", str(tmp_path / "tokens")]
+    assert main(["tokens", "--corpus", str(tmp_path / "corpus"), *rows]) == 0
+    with serving({"me/mdlm": tmp_path / "public", "me/causal": tmp_path / "causal"}) as address:
+        online(monkeypatch, address, tmp_path / "cache")
+        for name, tokens in {"mdlm": None, "causal": tmp_path / "tokens"}.items():
+            asks = ImportSettings(source=f"me/{name}", out=tmp_path / f"{name}-run", revision=asked, tokens=tokens)
+            origin = read_manifest(import_(asks))["origin"]
+            assert (origin["source"], origin["revision"]) == (f"me/{name}", "0" * 40)
 
 
 def test_what_has_no_public_relatives_keeps_our_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,6 +108,66 @@ def test_a_folder_that_does_not_fit_its_config_is_refused(tmp_path: Path) -> Non
     (folder / "config.json").write_text(text.replace('"depth": 1', '"depth": 0'))
     with pytest.raises(UserError, match="depth"):
         tsdfm.load(folder, "cpu")
+
+
+def test_an_exported_bundle_has_its_own_card_licence_and_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By command and by Python; and what is imported again is sampled as the bundle is."""
+    (home := tmp_path / "hub").mkdir()
+    out, run = tmp_path / "out", tmp_path / "run"
+    assert main(["export", "tsdfm-stories", "--to", str(out)]) == 0
+    with serving({}, into=home) as address:
+        online(monkeypatch, address, tmp_path / "cache")
+        tsdfm.load("tsdfm-stories", "cpu").push_to_hub("me/stories")
+        assert defaults_of(Path("me/stories")) == defaults_of(Path("tsdfm-stories"))
+    for folder in (out, home / "me--stories"):
+        card = (folder / "README.md").read_text()
+        assert card.startswith("---\nlicense: apache-2.0\n")
+        for said in (
+            "student of tsdfm-stories",
+            "copyright 2023 Andrej Karpathy",
+            "**Figures.**",
+            "steps=8",
+            "Trained",
+        ):
+            assert said in card
+        for wrong in (UNSAID, UNMEASURED, "## Data", "Written by `tsdfm ship`"):
+            assert wrong not in card
+    assert main(["import", str(out), "--out", str(run)]) == 0
+    assert defaults_of(run) == defaults_of(out) == defaults_of(Path("tsdfm-stories")) != RUNS
+    assert main(["export", str(run), "--to", str(tmp_path / "again")]) == 0
+    assert (tmp_path / "again" / "README.md").read_text().startswith("---\nlicense: apache-2.0\n")
+    assert defaults_of(tmp_path / "again") == defaults_of(run)
+
+
+def test_a_bundles_teacher_is_exported_as_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / "mine.md").write_text("My words.")
+    words = ["--licence", "mit", "--card", str(tmp_path / "mine.md")]
+    assert main(["export", "tsdfm-stories/teacher", "--to", str(tmp_path / "out"), *words]) == 0
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert card.startswith("---\nlicense: mit\n")
+    assert "\n\nMy words.\n\n## Use" in card
+    assert "This is the teacher of tsdfm-stories" in known_of(find_member("tsdfm-stories/teacher", "").file)[1]["said"]
+    assert defaults_of(tmp_path / "out") == RUNS
+
+
+@pytest.mark.parametrize("licence", ["x: [y", "mit\ntags: evil", "-", "a b"])
+def test_a_licence_that_is_no_word_is_refused(licence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    for words in (["export", "tsdfm-stories", "--to"], ["ship", "tsdfm-stories", "--name", "x", "--out"]):
+        assert main([*words, str(out), f"--licence={licence}"]) == 2
+        said = capsys.readouterr().err
+        assert "--licence is one word, as in apache-2.0" in said
+        assert said.count("\n") == 1
+        assert not out.exists()
+
+
+@pytest.mark.parametrize("words", [{"kind": "foo"}, {"kind": "mdlm"}, {"heads": 7}])
+def test_a_flag_that_our_own_layout_does_not_need_is_said(words: dict[str, Any], tmp_path: Path) -> None:
+    folder = own_model(tmp_path / "student")
+    with pytest.raises(UserError, match=f"--{next(iter(words))} .*leave it out"):
+        import_(ImportSettings(source=str(folder), out=tmp_path / "run", **words))
 
 
 def test_what_cannot_be_uploaded_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,11 +24,13 @@ from tests.public.public_files import (
 from torch import Tensor
 
 import tsdfm
+from tsdfm.errors import UserError
 from tsdfm.methods import files, method
 from tsdfm.nn.settings import NetSettings
 from tsdfm.nn.velocity import VelocitySpec, load_velocity
 from tsdfm.public.export import run as export
 from tsdfm.public.export import write_folder
+from tsdfm.public.model import read_public
 from tsdfm.public.run import run as import_
 from tsdfm.public.settings import ExportSettings, ImportSettings
 
@@ -182,6 +184,48 @@ def test_an_exported_score_has_the_words_that_its_public_class_reads(tmp_path: P
 def test_the_other_parts_of_a_torch_file_are_named(tmp_path: Path) -> None:
     left = json.loads((imported("fs-dfm", tmp_path) / "manifest.json").read_text())["origin"]["left_out"]
     assert left == dict.fromkeys(("teacher_model", "step"), "another part of the torch file")
+
+
+def test_a_model_of_ours_is_used_as_it_is(tmp_path: Path) -> None:
+    """By its name or by its folder, there is nothing to import, and nothing that only a public model has."""
+    run = imported("mdlm", tmp_path)
+    for source in ("tsdfm-stories", "tsdfm-stories/teacher", str(run), str(run / "checkpoints" / "step-00000000")):
+        for tokens in (None, tmp_path):
+            with pytest.raises(UserError, match=f"already: use it as it is, as in `tsdfm sample {source}`"):
+                import_(ImportSettings(source=source, out=tmp_path / "again", tokens=tokens))
+        for read in (tsdfm.load, tsdfm.from_pretrained):
+            for word in ("revision", "kind"):
+                with pytest.raises(UserError, match=f"no public checkpoint, .* a {word}: leave it out"):
+                    read(source, "cpu", **{word: "foo"})
+
+
+FRONT = {
+    "---\nlanguage: en\nlicense: mit\n---\n# Model\nlicense: gpl-3.0\n": "mit",
+    "---\r\nlicense: 'cc-by-4.0'\r\n---": "cc-by-4.0",
+    "---\nlicense: mit\nlicense: gpl-3.0\n---\n": "apache-2.0",
+    "---\nlicense: [mit]\n---\n": "apache-2.0",
+    "---\nlicense:\n- mit\n---\n": "apache-2.0",
+    "---\nlicense: x: [y\n---\n": "apache-2.0",
+    "---\n---\nlicense: mit\n---\n": "apache-2.0",
+    "license: mit\n": "apache-2.0",
+}
+
+
+@pytest.mark.parametrize("text", FRONT)
+def test_a_licence_is_read_off_the_card_or_else_the_config(text: str, tmp_path: Path) -> None:
+    folder = write_public("mdlm", tmp_path / "public")
+    (folder / "config.json").write_text(json.dumps({**CONFIGS["mdlm"], "license": "apache-2.0"}))
+    (folder / "README.md").write_text(text, newline="")
+    assert read_public(folder).origin["licence"] == FRONT[text]
+
+
+def test_a_licence_stays_from_export_to_export(tmp_path: Path) -> None:
+    run = imported("mdlm", tmp_path)
+    for place in ("one", "two"):
+        said = "mit" if place == "one" else ""
+        out = export(ExportSettings(model=run, to=tmp_path / place, licence=said))
+        assert (out / "README.md").read_text().startswith("---\nlicense: mit\nlibrary_name: tsdfm\n")
+        run = import_(ImportSettings(source=str(out), out=tmp_path / f"{place}-run"))
 
 
 def test_the_tokenizer_comes_along(tmp_path: Path) -> None:

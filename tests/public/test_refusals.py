@@ -17,6 +17,7 @@ from tsdfm.errors import UserError
 from tsdfm.public.export import write_tokenizer
 from tsdfm.public.run import run
 from tsdfm.public.settings import ImportSettings
+from tsdfm.store.manifest import read_manifest
 
 
 def changed(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
@@ -105,6 +106,34 @@ def test_a_flag_that_does_nothing_is_said(words: dict[str, Any], tmp_path: Path)
         run(ImportSettings(source=str(folder), out=tmp_path / "run", **words))
 
 
+@pytest.mark.parametrize(
+    ("kind", "words", "said"),
+    [
+        ("mdlm", {"kind": "duo"}, "--kind says duo, and the files are of mdlm"),
+        ("dfm", {"kind": "fs-dfm"}, "--kind says fs-dfm, and the files are of dfm"),
+        ("mdlm", {"heads": 2 * HEADS}, f"--heads says {2 * HEADS} and the file {HEADS}"),
+    ],
+)
+def test_a_flag_that_contradicts_the_file_is_refused(
+    kind: str, words: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    folder = write_public(kind, tmp_path / "public")
+    with pytest.raises(UserError, match=f"{said}: leave it out"):
+        run(ImportSettings(source=str(folder), out=tmp_path / "run", **words))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("kind", ["mdlm", "duo"])
+def test_a_kind_decides_where_a_file_fits_several(kind: str, tmp_path: Path) -> None:
+    folder = write_public("mdlm", tmp_path / "public")
+    config(causal=False)(folder)
+    made = run(ImportSettings(source=str(folder), out=tmp_path / "both", kind=kind))
+    assert read_manifest(made)["origin"]["layout"] == kind
+    (folder / "config.json").unlink()
+    made = run(ImportSettings(source=str(folder), out=tmp_path / "neither", kind=kind))
+    assert read_manifest(made)["origin"]["layout"] == kind
+
+
 @pytest.mark.parametrize("tensor", [torch.eye(32).to_sparse(), torch.ones(32, 32, device="meta")])
 def test_what_torch_files_may_hold_beside_numbers_is_refused(tensor: torch.Tensor, tmp_path: Path) -> None:
     folder = write_public("dfm", tmp_path / "public")
@@ -133,7 +162,7 @@ def test_what_a_file_leaves_open_is_asked(tmp_path: Path) -> None:
     folder = write_public("fs-dfm", tmp_path / "public")
     with pytest.raises(UserError, match="choose one with --part"):
         run(ImportSettings(source=str(folder), out=tmp_path / "run"))
-    with pytest.raises(UserError, match=r"inv_freq has the shape \(8,\) where .* \(4,\)"):
+    with pytest.raises(UserError, match=f"--heads says {2 * HEADS} and the file {HEADS}: leave it out"):
         run(ImportSettings(source=str(folder), out=tmp_path / "run", part="student_model", heads=2 * HEADS))
     with pytest.raises(UserError, match="no part 'student'"):
         run(ImportSettings(source=str(folder), out=tmp_path / "run", part="student"))

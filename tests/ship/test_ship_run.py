@@ -21,6 +21,7 @@ from tsdfm.errors import UserError
 from tsdfm.nn.velocity import Velocity, load_velocity
 from tsdfm.ship.check import moments_of
 from tsdfm.ship.run import named
+from tsdfm.store.bundle import read_bundle
 from tsdfm.store.files import file_sha256
 from tsdfm.store.manifest import descent_of
 
@@ -169,9 +170,8 @@ def test_the_card(shipping: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     about = tmp_path / "about.md"
     about.write_text("# My model\n\nTrained on | my diary, é. CC0.\n", encoding="utf-8")
     out = tmp_path / "with"
-    assert (
-        main(words(shipping, out, "--card", str(about), "--defaults.steps", "4", "--defaults.temperature", "0.8")) == 0
-    )
+    more = ["--card", str(about), "--licence", "cc0-1.0", "--defaults.steps", "4", "--defaults.temperature", "0.8"]
+    assert main(words(shipping, out, *more)) == 0
     said = capsys.readouterr().out
     total = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     assert f"{out}: {total / 1e6:.2f} MB in all" in said
@@ -180,6 +180,8 @@ def test_the_card(shipping: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert card == (out / "card.md").read_text(encoding="utf-8")
     assert card.startswith("# My model\n\nTrained on | my diary, é. CC0.\n\n## Facts\n")
     manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["licence"] == "cc0-1.0"
+    assert read_bundle(out).words == "# My model\n\nTrained on | my diary, é. CC0."
     for role, member in manifest["members"].items():
         assert f"| {role} | {member['stage']} | {member['parameters']:,} | 2 blocks of width 64, 2 heads |" in card
         assert f"`{member['sha256']}` | `{member['packed_from']}`" in card

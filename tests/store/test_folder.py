@@ -59,3 +59,9 @@ def test_a_place_must_be_free(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "file"):
         with pytest.raises(UserError, match="is not an empty folder: give another --out"):
             must_be_new(place, "--out")
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system that takes no files")
+def test_a_place_that_takes_no_files_is_named_as_it_was_given() -> None:
+    with pytest.raises(UserError, match=r"^cannot make /proc/x \(.*\): choose another folder$"):
+        write(Path("/proc/x"), "text")

@@ -43,7 +43,7 @@ from tsdfm.public.decoders import (
 )
 from tsdfm.public.layouts import EMBEDDING, HEAD
 from tsdfm.public.model import fetch
-from tsdfm.public.tensors import PublicTensors, licence_of, open_tensors, read_config
+from tsdfm.public.tensors import PublicTensors, licence_beside, open_tensors, read_config
 from tsdfm.store.files import file_sha256, read_json
 from tsdfm.tokens.bpe import byte_symbols
 from tsdfm.tokens.rows import TokenRows
@@ -123,7 +123,8 @@ def start_for(source: Path, tokens: Path, noise: str) -> tuple[VelocitySpec, dic
     more = spec.flow_source().tokens - rows.vocab_size  # a row for [MASK], where there is one
     embedding = torch.cat([embedding, embedding.mean(0, keepdim=True).expand(more, -1)])
     weights = {**causal.weights, EMBEDDING: embedding, HEAD: head, **new_condition(spec)}
-    return spec, assembled(spec, weights.items(), "cpu").state_dict(), causal.origin
+    origin = {**causal.origin, "licence": licence_beside(source)}
+    return spec, assembled(spec, weights.items(), "cpu").state_dict(), origin
 
 
 def new_condition(spec: VelocitySpec) -> dict[str, Tensor]:
@@ -200,7 +201,7 @@ def from_llama(tensors: PublicTensors, config: Mapping[str, Any], folder: Path) 
     ids = bytes_of(folder, rows)
     start = end_of_text(config, rows, "eos_token_id" if config.get("bos_token_id") is None else "bos_token_id")
     weights = {ours: tensors.get(theirs_of(ours, NAMES, tied), dtype=torch.float32) for ours in net.state_dict()}
-    origin = {"source": folder.name, "layout": "causal", "files": tensors.sha256(), "licence": licence_of(config)}
+    origin = {"source": folder.name, "layout": "causal", "files": tensors.sha256()}
     return Causal(replace(plain, cond=CONDITION), weights, ids, start, origin)
 
 

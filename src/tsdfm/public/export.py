@@ -18,15 +18,17 @@ from torch import Tensor
 from tsdfm import terminal
 from tsdfm.errors import UserError
 from tsdfm.nn.velocity import VelocitySpec, run_folder, spec_in
-from tsdfm.public.card import card, figures_of
-from tsdfm.public.layouts import KINDS, LOG_LINEAR, OWN, ROTARY, SETS, rotary_rates, theirs_from
+from tsdfm.public.card import card, check_licence, figures_of
+from tsdfm.public.layouts import DEFAULTS, KINDS, LOG_LINEAR, OWN, ROTARY, SETS, rotary_rates, theirs_from
 from tsdfm.public.model import HUB_NAME
 from tsdfm.public.run import REST
 from tsdfm.public.settings import ExportSettings
-from tsdfm.store.bundle import FoundWeights, find_member, find_weights
+from tsdfm.public.tensors import licence_of
+from tsdfm.store.bundle import FoundWeights, find_member, find_weights, member_at
 from tsdfm.store.checkpoint import read_state, read_tensors, write_tensors
 from tsdfm.store.files import read_text, write_json, write_text
 from tsdfm.store.folder import must_be_new, whole
+from tsdfm.store.manifest import read_manifest
 from tsdfm.tokens.bpe import GPT2_END, PairTokenizer
 from tsdfm.tokens.tokenizer import Tokenizer, load_tokenizer
 
@@ -38,20 +40,34 @@ def run(settings: ExportSettings) -> Path:
     must_be_new(settings.to, "--to")
     if settings.push:
         check_name(settings.push)
+    check_licence(settings.licence)
     found = find_weights(settings.model, "student", which="ema", choose="newest")
     spec = spec_in(found.manifest, found.place)
     tokenizer = load_tokenizer(tokenizer_folder(settings.model, found))
-    words = {
+    manifest, words = known_of(found.place)
+    given = {
         "name": settings.push,
         "licence": settings.licence,
         "said": read_text(settings.card) if settings.card is not None else "",
         "figures": figures_of(run_folder(found.place), found.sha256),
     }
-    told = write_folder(settings.to, spec, tokenizer, found.weights(), found.manifest, left_over(found.place), **words)
+    words |= {name: word for name, word in given.items() if word}
+    told = write_folder(settings.to, spec, tokenizer, found.weights(), manifest, left_over(found.place), **words)
     if settings.push:
         push(settings.to, settings.push)
     terminal.made("export", told, settings.to, "import", settings.to, "--out", "runs/imported")
     return settings.to
+
+
+def known_of(place: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """The manifest of weights that lie at `place`, and what their bundle says of them, in words of `card.card`."""
+    member = member_at(place)
+    if member is None:
+        return read_manifest(place), {}
+    bundle = member.bundle
+    said = f"This is the {member.role} of {bundle.folder.resolve().name}, whose card says:\n\n{bundle.words}"
+    own = {"defaults": bundle.defaults} if member.role == "student" else {}
+    return {**member.about, **own}, {"said": said, "licence": licence_of(bundle.manifest) or ""}
 
 
 def write_folder(
@@ -135,8 +151,9 @@ def invented(spec: VelocitySpec, weights: Mapping[str, Tensor]) -> dict[str, Ten
 
 def config_of(kind: str, spec: VelocitySpec, manifest: Mapping[str, Any]) -> dict[str, Any]:
     """The config: as it was imported, or in the form of the public ones, with our spec beside it."""
+    own: dict[str, Any] = {OWN: spec.plain(), **({DEFAULTS: told} if (told := manifest.get("defaults")) else {})}
     if isinstance(manifest.get("config"), dict) and manifest["config"]:
-        return {**manifest["config"], OWN: spec.plain()}
+        return {**manifest["config"], **own}
     shape, rows = spec.shape, spec.flow_source().tokens
     sizes = {"hidden_dim": shape.width, "n_blocks": shape.depth, "n_heads": shape.heads, "cond_dim": shape.cond}
     flat: dict[str, Any] = {"vocab_size": rows, "model_length": spec.length, **sizes, "dropout": shape.dropout}
@@ -158,7 +175,7 @@ def config_of(kind: str, spec: VelocitySpec, manifest: Mapping[str, Any]) -> dic
             flat |= {"model_type": kind, "time_conditioning": False}
         case "duo":
             flat |= {"model_type": kind, "causal": False}
-    return {**flat, OWN: spec.plain()}
+    return {**flat, **own}
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:

@@ -94,6 +94,8 @@ def _words(name: str, **changed: Any) -> Callable[[], dict[str, Any]]:
 
 OWN = "tsdfm"
 """The layout of models that have no public relatives: our own names. What its config says under this name is a spec."""
+DEFAULTS = "tsdfm_defaults"
+"""How the model is best sampled, in a config of `tsdfm export`: some of n, steps, temperature, jump."""
 KINDS = {
     "mdlm": Kind("ddit", _words("mdlm"), True),
     "sdtt": Kind("ddit", _words("mdlm", method="sdtt"), True),
@@ -102,6 +104,15 @@ KINDS = {
     "dfm": Kind("fs-dfm", _words("dfm"), None),
     "fs-dfm": Kind("fs-dfm", _words("fs-dfm"), None),
 }
+
+
+MARKS = {
+    "sedd": ("graph",),
+    "sdtt": ("parameterization", "distillation"),
+    "mdlm": ("time_conditioning",),
+    "duo": ("causal",),
+}
+"""Words that the configs of a family have."""
 
 
 @dataclass(frozen=True)
@@ -141,10 +152,7 @@ def recognise(shapes: Shapes, config: Mapping[str, Any], *, kind: str = "", head
         raise UserError(f"no known layout has these tensors ({some}, …): docs/checkpoints.md lists the known ones")
     if "sigma_map_prime.mlp.0.weight" in sizes:
         raise UserError("this is a flow map with two times (FMLM): it works on continuous states, which tsdfm does not")
-    kind = kind or kind_of(names, sizes, config)
-    if kind not in KINDS or KINDS[kind].names != names:
-        fitting = [name for name, one in KINDS.items() if one.names == names]
-        raise UserError(f"these tensors are of {' or '.join(fitting)}, not of {kind!r}{nearest(kind, fitting)}")
+    kind = kind_of(names, sizes, config, kind)
     shape = shape_of(SETS[names], sizes, config, heads)
     table = SETS[names].table(shape.depth, bool(KINDS[kind].words()["step_size"]))
     rows, vocab = rows_of(kind, sizes, SETS[names].embedding, tokens)
@@ -173,19 +181,26 @@ def unwrapped(shapes: Shapes) -> tuple[dict[str, str], dict[str, str]]:
     return clean, unused
 
 
-def kind_of(names: str, sizes: Shapes, config: Mapping[str, Any]) -> str:
-    """Which family it is, by what its config says; a file that fits several is asked about."""
-    if names == "fs-dfm":
-        return "fs-dfm" if f"{FSDFM.step}.mlp.0.weight" in sizes else "dfm"
-    if "graph" in config:
-        return "sedd"
-    if "parameterization" in config or "distillation" in config or isinstance(config.get("model"), Mapping):
+def kind_of(names: str, sizes: Shapes, config: Mapping[str, Any], asked: str) -> str:
+    """Which family it is, by what the files say; where they leave it open, `asked` says it, and may not be wrong."""
+    fitting = [name for name, one in KINDS.items() if one.names == names]
+    if asked and asked not in fitting:
+        raise UserError(f"these tensors are of {' or '.join(fitting)}, not of {asked!r}{nearest(asked, fitting)}")
+    said = kinds_said(names, sizes, config)
+    if asked and said and asked not in said:
+        raise UserError(f"--kind says {asked}, and the files are of {' or '.join(said)}: leave it out")
+    if not asked and not said and isinstance(config.get("model"), Mapping):
         return "sdtt"
-    if "time_conditioning" in config:
-        return "mdlm"
-    if "causal" in config:
-        return "duo"
+    if found := asked or next(iter(said), ""):
+        return found
     raise UserError("the tensors fit mdlm, sdtt, sedd and duo, and no config.json says which: name it with --kind")
+
+
+def kinds_said(names: str, sizes: Shapes, config: Mapping[str, Any]) -> list[str]:
+    """The families that the tensors or words of the config speak for, the surest first."""
+    if names == "fs-dfm":
+        return ["fs-dfm" if f"{FSDFM.step}.mlp.0.weight" in sizes else "dfm"]
+    return [kind for kind, words in MARKS.items() if any(word in config for word in words)]
 
 
 def shape_of(names: Names, sizes: Shapes, config: Mapping[str, Any], heads: int) -> Shape:
@@ -200,10 +215,11 @@ def shape_of(names: Names, sizes: Shapes, config: Mapping[str, Any], heads: int)
         raise UserError(
             f"block {min(set(range(max(blocks))) - blocks)} of {max(blocks) + 1} is missing: fetch it again"
         )
-    if ROTARY in sizes:
-        heads = heads or width // (2 * max(1, size(ROTARY, 0)))
     said = config_sizes(config)
-    heads = heads or said.get("heads", 0)
+    known = (width // (2 * max(1, size(ROTARY, 0))) if ROTARY in sizes else 0) or said.get("heads", 0)
+    if heads and known and heads != known:
+        raise UserError(f"--heads says {heads} and the file {known}: leave it out")
+    heads = heads or known
     if heads < 1:
         raise UserError("the file does not say how many attention heads the network has: give --heads (32 for 1.3B)")
     if width % heads or (width // heads) % 2:

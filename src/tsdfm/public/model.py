@@ -15,8 +15,19 @@ from tsdfm.errors import UserError
 from tsdfm.nn.layers import without_weights
 from tsdfm.nn.velocity import Velocity, VelocitySpec, assembled
 from tsdfm.public.decoders import is_decoder, read_decoder
-from tsdfm.public.layouts import EMBEDDING, OWN, Recognised, Shapes, left_over, ours_from, recognise, whole, words_of
-from tsdfm.public.tensors import TORCH, PublicTensors, licence_of, open_tensors, read_config
+from tsdfm.public.layouts import (
+    DEFAULTS,
+    EMBEDDING,
+    OWN,
+    Recognised,
+    Shapes,
+    left_over,
+    ours_from,
+    recognise,
+    whole,
+    words_of,
+)
+from tsdfm.public.tensors import TORCH, PublicTensors, licence_beside, open_tensors, read_config
 from tsdfm.settings import build
 from tsdfm.store.bundle import ROLES, find_shipped
 from tsdfm.store.checkpoint import has_checkpoint
@@ -108,13 +119,13 @@ def read_public(
         found, spec, made = read_ddit(tensors.shapes, config, made, kind, heads)
     origin = {
         "source": str(source) if fetched else path.name,
-        "revision": revision or None,
+        "revision": path.name if fetched else None,  # the commit
         "layout": found.kind,
         "part": part or None,
         "files": tensors.sha256(),
         "left_out": {**found.unused, **dict.fromkeys(tensors.beside, "another part of the torch file")},
         "names": {ours: list(theirs) for ours, theirs in found.table.items()},
-        "licence": licence_of(config),
+        "licence": licence_beside(path),
     }
     return PublicModel(spec, made, found, tensors, config, origin)
 
@@ -125,6 +136,8 @@ def read_ddit(
     """The layout of a DDiT under public names or our own, what the network is, and its tokenizer."""
     own = own_spec(config, tokenizer)
     if own is not None and EMBEDDING in shapes:
+        for word in (word for word, given in {"kind": kind, "heads": heads}.items() if given):
+            raise UserError(f"--{word} is for public layouts, and config.json says all of this model: leave it out")
         return own_layout(own, shapes), own, tokenizer
     found = recognise(shapes, config, kind=kind, heads=heads, tokens=tokenizer.vocab_size)
     if found.vocab > tokenizer.vocab_size:
@@ -216,7 +229,7 @@ def with_padding(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def fetch(name: str, revision: str) -> Path:
-    """The folder of a hub model, from the hub's cache if it is in it."""
+    """The folder of a hub model, by the name of its commit, from the hub's cache if it is in it."""
     if not HUB_NAME.fullmatch(name):
         raise UserError(f"no file or folder at {name}, and it is no hub name (OWNER/NAME)")
     try:
@@ -249,6 +262,12 @@ def is_public(source: str | Path) -> bool:
     if path.is_dir():
         return (path / "config.json").is_file() or any(file.suffix in WEIGHTS for file in path.iterdir())
     return HUB_NAME.fullmatch(str(source)) is not None
+
+
+def public_defaults(source: str | Path) -> Any:
+    """How a public checkpoint is best sampled, as a config of `tsdfm export` says; none of another."""
+    path = Path(source)
+    return read_config(path if path.exists() else fetch(str(source), "")).get(DEFAULTS)
 
 
 def load_public(source: str | Path, device: torch.device | str, **words: Any) -> tuple[Velocity, Tokenizer, str]:

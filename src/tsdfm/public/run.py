@@ -12,9 +12,11 @@ from tsdfm.errors import UserError
 from tsdfm.nn.layers import without_weights
 from tsdfm.nn.velocity import VelocitySpec
 from tsdfm.public.causal import causal_folder, is_causal, start_for
+from tsdfm.public.layouts import DEFAULTS
 from tsdfm.public.model import read_public
 from tsdfm.public.settings import ImportSettings, check_start
-from tsdfm.store.checkpoint import Store
+from tsdfm.store.bundle import find_member
+from tsdfm.store.checkpoint import Store, has_checkpoint
 from tsdfm.store.files import write_json
 from tsdfm.store.folder import must_be_new, whole
 from tsdfm.store.manifest import NAME as MANIFEST
@@ -27,6 +29,9 @@ REST = "left_over"  # the part of a checkpoint that only an export reads
 def run(settings: ImportSettings) -> Path:
     """Read, recognise, check and write; returns the run folder."""
     must_be_new(settings.out, "--out")
+    if find_member(settings.source, "student") is not None or has_checkpoint(settings.source):
+        use = f"tsdfm sample {settings.source}"
+        raise UserError(f"{settings.source} is a model of tsdfm already: use it as it is, as in `{use}`")
     if settings.tokens is not None:
         return write_start(settings, settings.tokens)
     if settings.noise != "uniform":
@@ -47,6 +52,8 @@ def run(settings: ImportSettings) -> Path:
     rest = found.left_over()
     parts = {"model": dict(found.weights()), **({REST: rest} if rest else {})}
     about = {"origin": found.origin, "config": dict(found.config)}
+    if isinstance(told := found.config.get(DEFAULTS), dict):
+        about["defaults"] = told
     write_run(settings, found.found.kind, found.spec, found.tokenizer, parts, about)
     told = f"{found.found.kind}, {weights_of(parts)} weights, {found.spec.source} source"
     terminal.made("import", told, settings.out, "sample", settings.out)
@@ -59,7 +66,7 @@ def write_start(settings: ImportSettings, tokens: Path) -> Path:
     path = causal_folder(settings.source, settings.revision)
     spec, weights, origin = start_for(path, tokens, settings.noise)
     if not Path(settings.source).exists():
-        origin |= {"source": settings.source, "revision": settings.revision or None}
+        origin |= {"source": settings.source, "revision": path.name}
     write_run(settings, "causal", spec, load_tokenizer(tokens), {"model": weights}, {"origin": origin}, tokens)
     told = f"the start of a flow model, {weights_of({'model': weights})} weights, {spec.source} source"
     then = ("teacher", "--tokens", tokens, "--init-from", settings.out, "--source", spec.source)

@@ -26,7 +26,9 @@ INDEX = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 NUMBERS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 POINTER = b"version https://git-lfs"
 AGAIN = "fetch it again"
-WORD = re.compile(r"[\w.+-]+")  # what a card's front matter takes of someone's config: a licence, a method
+WORD = re.compile(r"\w[\w.+-]*")  # what a card's front matter takes of someone's config: a licence, a method
+FRONT = re.compile(r"---\n(.*?)^---$", re.DOTALL | re.MULTILINE)  # the front matter of a card
+LICENCE = re.compile(r"""^license: +(["']?)(.*?)\1 *$""", re.MULTILINE)
 ROOM = 1 << 22  # numbers that are looked at together: a look takes memory of its own
 
 
@@ -200,6 +202,15 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def licence_of(said: Mapping[str, Any]) -> str | None:
-    """The licence that a config (`license`) or an origin of ours (`licence`) names; none where it is no such word."""
+    """The licence that a config (`license`) or a manifest of ours (`licence`) names; none where it is no such word."""
     found = said.get("license", said.get("licence"))
     return found if isinstance(found, str) and WORD.fullmatch(found) else None
+
+
+def licence_beside(path: Path) -> str | None:
+    """The licence of the weights at `path`: as the front matter of the card beside them says, or else the config."""
+    card = (path if path.is_dir() else path.parent) / "README.md"
+    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
+    front = FRONT.match(text)
+    said = [found[2] for found in LICENCE.finditer(front[1])] if front else []
+    return licence_of({"license": said[0]} if len(said) == 1 else {}) or licence_of(read_config(path))

@@ -1,4 +1,7 @@
-"""How a model is sampled where nothing was said: as its bundle asks for a shipped student, else as every run is."""
+"""How a model is sampled where nothing was said: as its bundle asks for a shipped student, else as every run is.
+
+What such a student became by an export, and an import of that, is sampled like it.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +34,17 @@ RUNS = SampleDefaults(n=4, steps=16)
 
 def defaults_of(model: Path) -> SampleDefaults:
     """The defaults of what `model` means. They are a bundle's student's own: its teacher is sampled like a run."""
+    from tsdfm.public.model import is_public, public_defaults
     from tsdfm.store.bundle import find_shipped
+    from tsdfm.store.checkpoint import find_checkpoint
+    from tsdfm.store.manifest import read_manifest
 
     found = find_shipped(model)
-    if found is None or found[1] not in (None, "student"):
-        return RUNS
-    return build(SampleDefaults, found[0].defaults, "defaults")
+    if found is not None:
+        own = found[0].defaults if found[1] in (None, "student") else None
+    else:
+        own = public_defaults(model) if is_public(model) else read_manifest(find_checkpoint(model)).get("defaults")
+    return build(SampleDefaults, own, "defaults") if isinstance(own, dict) else RUNS
 
 
 def manner_of(settings: SampleSettings, model: Path) -> SampleDefaults:

@@ -6,14 +6,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tsdfm.engine.distributed import pick_device
-from tsdfm.engine.precision import use_bf16
 from tsdfm.nn.velocity import Velocity
-from tsdfm.public.export import check_name, left_over, push, write_folder
-from tsdfm.public.model import is_public, load_public
+from tsdfm.public.export import check_name, known_of, left_over, push, write_folder
 from tsdfm.samples.model import TextModel, load
-from tsdfm.store.manifest import NAME as MANIFEST
-from tsdfm.store.manifest import read_manifest
 from tsdfm.tokens.tokenizer import Tokenizer
 
 
@@ -22,21 +17,17 @@ def from_pretrained(name: str | Path, device: str = "auto", *, precision: str = 
 
     `words` are those of `public.model.read_public`: revision, part, kind, heads and tokenizer.
     """
-    if not is_public(name):
-        return load(name, device, precision=precision)
-    place = pick_device(device)
-    return TextModel(*load_public(name, place, **words), use_bf16(precision, place))
+    return load(name, device, precision=precision, **words)
 
 
 def push_model(velocity: Velocity, tokenizer: Tokenizer, name: str) -> None:
-    """Upload a model as it is in memory, with what its run knows of its origin."""
+    """Upload a model as it is in memory, with what its run knows of its origin, or its bundle says of it."""
     check_name(name)
     place = velocity.checkpoint
-    known = place is not None and (place / MANIFEST).is_file()
-    manifest = read_manifest(place) if known and place is not None else {}
+    manifest, words = known_of(place) if place is not None and place.exists() else ({}, {})
     rest = left_over(place) if place is not None else {}
     weights = {key: tensor.detach().cpu() for key, tensor in velocity.net.state_dict().items()}
     with tempfile.TemporaryDirectory() as temp:
         folder = Path(temp) / "model"
-        write_folder(folder, velocity.spec, tokenizer, weights, manifest, rest, name=name)
+        write_folder(folder, velocity.spec, tokenizer, weights, manifest, rest, name=name, **words)
         push(folder, name, kept=False)

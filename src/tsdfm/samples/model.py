@@ -412,16 +412,25 @@ class TextModel:
 
 
 def load(
-    path: str | Path, device: str = "auto", *, which: str = "ema", choose: str = "newest", precision: str = "auto"
+    path: str | Path,
+    device: str = "auto",
+    *,
+    which: str = "ema",
+    choose: str = "newest",
+    precision: str = "auto",
+    **words: Any,
 ) -> TextModel:
     """A model from a run folder, one of its checkpoints, a bundle or a public checkpoint, ready to sample.
 
-    A public checkpoint is a file, a folder or OWNER/NAME of the hub (`public.model.read_public`).
+    A public checkpoint is a file, a folder or OWNER/NAME of the hub, and has `words` of its own, those of
+    `public.model.read_public`: revision, part, kind, heads, tokenizer, …
     `tsdfm-stories` is the student that came with tsdfm, `tsdfm-stories/teacher` its teacher.
     """
     place = pick_device(device)
     if is_public(path):
-        return TextModel(*load_public(path, place), use_bf16(precision, place))
+        return TextModel(*load_public(path, place, **words), use_bf16(precision, place))
+    if words:
+        raise UserError(f"{path} is no public checkpoint, which alone has a {next(iter(words))}: leave it out")
     velocity = load_velocity(Path(path), place, which=which, choose=choose)
     checkpoint, shipped = velocity.checkpoint or Path(path), find_member(Path(path), "student")
     homes = (checkpoint / "tokenizer", (shipped.bundle.folder if shipped else run_folder(checkpoint)) / "tokenizer")

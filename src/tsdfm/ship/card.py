@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tsdfm.store.bundle import FACTS
+
 NOTED = (
     "name",
     "policy",
@@ -39,9 +41,7 @@ def card_text(manifest: Mapping[str, Any], given: str | None) -> str:
     name = manifest["name"]
     said = given.strip() if given else f"# {name}\n\nIts maker has written nothing about its data, licence and limits."
     facts = [
-        "## Facts",
-        f"Written by `tsdfm ship` from the manifests of the runs, {manifest['created'][:10]}, "
-        f"tsdfm {manifest['versions']['tsdfm']}.",
+        f"{FACTS} from the manifests of the runs, {manifest['created'][:10]}, tsdfm {manifest['versions']['tsdfm']}.",
         networks(manifest["members"]),
         flow(manifest),
         "### How the weights are stored",

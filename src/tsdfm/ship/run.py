@@ -12,6 +12,7 @@ from tsdfm.compass.model import Compass, load_compass
 from tsdfm.errors import UserError
 from tsdfm.nn.ddit import parameters
 from tsdfm.nn.velocity import Velocity, load_velocity, run_folder
+from tsdfm.public.card import check_licence
 from tsdfm.public.model import is_public
 from tsdfm.samples.model import TextModel, load
 from tsdfm.settings import to_dict
@@ -20,15 +21,16 @@ from tsdfm.ship.check import energy_change, moments_of, prediction_change, weigh
 from tsdfm.ship.fit import fit
 from tsdfm.ship.settings import CardSettings, ShipSettings
 from tsdfm.store.bundle import (
+    CARD,
     FORMAT,
     MEND,
     NAME,
     ROLES,
     STAGE,
     default_model,
-    find_member,
     find_shipped,
     is_bundle,
+    member_at,
     unshipped,
 )
 from tsdfm.store.checkpoint import read_state, write_tensors
@@ -38,7 +40,6 @@ from tsdfm.store.manifest import NAME as MANIFEST
 from tsdfm.store.manifest import read_manifest, versions
 from tsdfm.tokens.tokenizer import FILE as TOKENIZER
 
-CARD = "card.md"
 FACTS = 40_000  # bytes for the manifest and for what is added to the card
 OF_PACKING = ("packed_from", "weights_error", "sha256", "bytes", "change")
 
@@ -66,6 +67,7 @@ def run(settings: ShipSettings) -> Path:
         raise UserError(f"{out} holds something else than a bundle: choose another --out")
     if more := foreign(out):
         raise UserError(f"{out} also holds {more[0]}, which is no part of a bundle: move it, or choose another --out")
+    check_licence(settings.licence)
     given = read_card(settings.card)
     originals = read_originals(settings)
     with whole(out) as temp:
@@ -113,7 +115,7 @@ def fill(folder: Path, originals: Originals, settings: ShipSettings, given: str 
     for role, model in originals.members().items():
         error = weight_change(weights[role], packed.unpacked(role))
         written = write_tensors(folder / f"{role}.safetensors", packed.stored[role])
-        members[role] = {**described(model, role), "weights_error": error, **written}
+        members[role] = {**described(model), "weights_error": error, **written}
     spec = originals.student.velocity.spec
     manifest = {
         "format": FORMAT,
@@ -125,6 +127,7 @@ def fill(folder: Path, originals: Originals, settings: ShipSettings, given: str 
         "coarse": coarse,
         "tokenizer": spec.tokenizer,
         "defaults": to_dict(settings.defaults),
+        "licence": settings.licence or None,
         "members": members,
     }
     write_json(folder / MANIFEST, manifest)
@@ -136,11 +139,10 @@ def fill(folder: Path, originals: Originals, settings: ShipSettings, given: str 
     return manifest
 
 
-def described(model: Velocity | Compass, role: str) -> dict[str, Any]:
+def described(model: Velocity | Compass) -> dict[str, Any]:
     """What the bundle's manifest says of a model, by its run or the bundle it is from, without paths of the machine."""
     assert model.checkpoint is not None
-    shipped = find_member(model.checkpoint.with_suffix(""), role) if model.checkpoint.is_file() else None
-    if shipped is not None:
+    if (shipped := member_at(model.checkpoint)) is not None:
         kept = {name: value for name, value in shipped.about.items() if name not in OF_PACKING}
         return {**kept, "packed_from": model.sha256}
     manifest, state = read_manifest(model.checkpoint), read_state(model.checkpoint)

@@ -25,6 +25,7 @@ class ShipSettings(Settings):
     out: Path = required("folder to write; a bundle that is there is replaced once the new one is complete")
     weights: Literal["coded", "int8", "bf16"] = option("coded", "how large matrices are stored")
     card: Path | None = option(None, "Markdown about data, licence, figures and limits; facts are added to it")
+    licence: str = option("", "licence of the weights, in the hub's word for it, as in apache-2.0")
     limit_mb: float = option(
         80.0,
         "a bundle has at most so many million bytes: coded weights are as fine as that allows, others are refused",

@@ -26,7 +26,7 @@ from tsdfm.errors import UserError
 from tsdfm.ranges import shown
 from tsdfm.store.checkpoint import FOLDER as CHECKPOINTS
 from tsdfm.store.checkpoint import GIVE, STATE, check_file, find_checkpoint, load_weights, read_state, read_tensors
-from tsdfm.store.files import read_json
+from tsdfm.store.files import read_json, read_text
 from tsdfm.store.kinds import BundleManifest
 from tsdfm.store.manifest import NAME as MANIFEST
 from tsdfm.store.manifest import read_manifest
@@ -38,6 +38,8 @@ DEFAULT = "tsdfm-stories"
 STAGE = "ship"
 FORMAT = 2
 READS = (1, 2)  # 1 had no coded weights
+CARD = "card.md"
+FACTS = "## Facts\n\nWritten by `tsdfm ship`"  # where a card's facts begin, after its maker's words
 ROLES = ("student", "teacher", "compass")
 BASE = "teacher"  # the one from which the others may be stored as differences
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -61,6 +63,12 @@ class Bundle:
         """How its student is best sampled where the user says nothing: some of n, steps, temperature, jump."""
         found = self.manifest.get("defaults")
         return found if isinstance(found, dict) else {}
+
+    @property
+    def words(self) -> str:
+        """What its maker says of it: its card without the facts; empty where there is none."""
+        path = self.folder / CARD
+        return read_text(path).partition(FACTS)[0].strip() if path.is_file() else ""
 
     def member(self, role: str) -> Member:
         """One of its models."""
@@ -127,6 +135,11 @@ def find_member(path: str | Path, role: str) -> Member | None:
     """The model of a bundle that `path` means, `role` unless it names one; none if it means something else."""
     found = find_shipped(path)
     return None if found is None else found[0].member(found[1] or role)
+
+
+def member_at(place: Path) -> Member | None:
+    """The model of a bundle whose packed file lies at `place` (`FoundWeights.place`); none of a checkpoint."""
+    return find_member(place.with_suffix(""), place.stem) if place.is_file() else None
 
 
 def on_disk(path: Path, name: str, role: str | None = None) -> Path:

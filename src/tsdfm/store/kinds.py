@@ -42,6 +42,7 @@ class Manifest(TypedDict):
     compass: NotRequired[dict[str, Any]]
     judge: NotRequired[dict[str, Any]]
     step: NotRequired[Count | None]
+    defaults: NotRequired[dict[str, Any]]
 
 
 class CorpusFile(TypedDict):
@@ -223,6 +224,7 @@ class BundleManifest(TypedDict):
     members: dict[str, Member]
     tokenizer: NotRequired[str]
     defaults: NotRequired[dict[str, Any] | None]
+    licence: NotRequired[str | None]
 
 
 KINDS: dict[str, Any] = {"corpus": CorpusManifest, "tokens": TokensManifest}

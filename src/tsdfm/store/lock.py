@@ -136,6 +136,8 @@ def held(folder: Path, file: Path | None = None, *, wait: bool = False) -> Itera
     while lock is None:
         try:
             lock = _take(folder, path)
+        except FileNotFoundError as problem:  # a file system that takes no files, such as /proc
+            raise UserError(f"cannot make {folder} ({problem.strerror}): choose another folder") from None
         except InUse:
             if not wait:
                 raise
