@@ -209,9 +209,10 @@ class RunSet:
         return list(out.values())
 
     def label(self, run: TrainedRun) -> str:
-        """What a table calls a run, with its folder where several are called so."""
+        """What a table calls a run, with its folder where several are called so; its path where that is not enough."""
         same = [other for other in self.models if (other.called, other.source) == (run.called, run.source)]
-        return run.called if len(same) == 1 else f"{run.called} [{run.name}]"
+        alone = [other.name for other in same].count(run.name) == 1
+        return run.called if len(same) == 1 else f"{run.called} [{run.name if alone else run.place}]"
 
 
 def find_runs(paths: Sequence[str | Path], tokens: str | Path | None = None, also: Sequence[str] = ()) -> RunSet:
