@@ -5,19 +5,22 @@ Read off their manifests.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from tsdfm.compass.settings import CompassSettings
 from tsdfm.engine.log import NAME as LOG
 from tsdfm.engine.log import read_metrics
 from tsdfm.errors import UserError
 from tsdfm.methods import Method, jump_for, method, method_of, names
 from tsdfm.nn.layers import without_weights
 from tsdfm.nn.velocity import VelocitySpec, check_rows, spec_in
-from tsdfm.store.bundle import find_shipped, read_bundle, unshipped
+from tsdfm.settings import comparable, defaults, merge
+from tsdfm.store.bundle import find_shipped, read_bundle, unshipped, whereabouts
 from tsdfm.store.checkpoint import has_checkpoint
 from tsdfm.store.manifest import NAME as MANIFEST
 from tsdfm.store.manifest import input_sha256, read_manifest
@@ -132,8 +135,21 @@ class TrainedRun:
         """The run that it started from, if it did; its path where it is gone."""
         parent = self.manifest.get("parent") if self.shipped and not self.many_step else None
         origin = self.input("init_from") or (Path(str(parent)) if parent else None)
-        places = (origin, self.path.parent / origin.name) if origin else ()
-        return next((run_at(at) for at in places if find_shipped(at) or (at / MANIFEST).is_file()), origin)
+        place = whereabouts(origin, self.path) if origin else None
+        return run_at(place) if place else origin
+
+    @cached_property
+    def recipe(self) -> str:
+        """What it and the models before it were trained with, but for seeds and paths: the same for all seeds."""
+        cls = CompassSettings if self.kind == "compass" else self.made_by.settings if self.made_by else None
+        if cls is None or not self.settings:
+            return str(self.path)  # nothing is known of it
+        own = comparable(merge(defaults(cls), self.settings), cls)  # a newer setting was at its default
+        same = {name: value for name, value in own.items() if name.rpartition(".")[2] != "seed"}
+        places = {name: whereabouts(Path(i["path"]), self.path) for name, i in self.manifest.get("inputs", {}).items()}
+        runs = {name: TrainedRun(at, read_manifest(at)) for name, at in places.items() if at and not find_shipped(at)}
+        before = {name: run.recipe for name, run in runs.items() if run.kind in ("model", "compass")}
+        return json.dumps([same, before], sort_keys=True)
 
     def started_from(self) -> str | None:
         """The method of what it started from, as the literature calls it; its folder's name if it is gone."""
