@@ -38,6 +38,8 @@ def command(settings: MeasureRunsSettings) -> Path:
     with join(settings.device) as peers:
         if peers.size > 1:  # each process samples its part, and the first finds all of it
             peers.together(lambda: share(replace(asked, device=str(peers.device)), models, desk.report, peers))
+        else:
+            desk.judge_names()  # one that cannot be loaded is told of before anything is sampled
         peers.on_main(lambda: told(desk, run(asked, models, tokens, desk.report, verbose=settings.verbose)))
     return desk.report / "metrics.json"
 
