@@ -64,7 +64,7 @@ def student_task(settings: Any, spec: Any, valid: Any = None, *, teacher: Any = 
     return StudentTask(settings, spec, valid, parts, found.bound())
 
 
-def many_step(name: str, tokens: Path, out: Path, steps: int = 30, **given: Any) -> Path:
+def many_step(name: str, tokens: Path, out: Path, steps: int = 30, seed: int = 0, **given: Any) -> Path:
     """A small model of a many-step method, trained for as long as it takes to know a word from another."""
     from tsdfm.engine.settings import LoopSettings, OptimSettings
     from tsdfm.methods import method
@@ -76,7 +76,7 @@ def many_step(name: str, tokens: Path, out: Path, steps: int = 30, **given: Any)
         eval_rows=8,
         eval_times=2,
         net=NetSettings(width=32, depth=1, heads=2, cond=16, dropout=0.0),
-        loop=LoopSettings(steps=steps, batch=16, device="cpu", eval_every=0, save_every=0),
+        loop=LoopSettings(steps=steps, batch=16, device="cpu", eval_every=0, save_every=0, seed=seed),
         optim=OptimSettings(lr=5e-3, warmup=5, ema=0.9),
         **given,
     )

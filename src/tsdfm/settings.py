@@ -47,6 +47,8 @@ OutFile = Annotated[Path, "a file to write"]
 """A file that a command writes, and may write over, unless it is part of an artifact (`OWN`)."""
 OWN = {"manifest.json", "state.json", "best.json", "progress.json", "tokenizer.json", "metrics.jsonl", "card.md"}
 OWN_ENDINGS = {".safetensors", ".bin", ".gz"}
+ASIDE = {"resume", "tensorboard", "wandb"}
+"""Settings that say how a run was started or who is told of it, not what is made."""
 
 
 def option(default: T, help: str, *, alias: str | None = None, **ends: float) -> T:
@@ -338,6 +340,12 @@ def path_settings(cls: type, *, models: bool = False) -> set[str]:
     wanted = (ModelPath,) if models else (ModelPath, Path)
     kinds = ((name, (kind, *typing.get_args(kind))) for name, kind, *_ in flags_of(cls))
     return {name.rpartition(".")[2] for name, each in kinds if any(kind in wanted for kind in each)}
+
+
+def comparable(values: Mapping[str, Any], cls: type) -> dict[str, Any]:
+    """Plain settings of `cls` that say what is made, by their dotted names: not `ASIDE`, nor those with a path."""
+    aside = ASIDE | path_settings(cls)
+    return {name: value for name, value in flat(values).items() if name.rpartition(".")[2] not in aside}
 
 
 def flag_values(found: Mapping[str, Any], cls: type) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import torch
 from rich.console import Console
 
 from training import train as train_teacher
+from tsdfm.cli import main
 from tsdfm.compass import CompassSettings, ValidateSettings, load_compass
 from tsdfm.compass.run import run
 from tsdfm.compass.settings import CompassLoop, CompassNet, CompassOptim, NegativeSettings, RatioSettings
@@ -115,6 +116,23 @@ def test_validation_writes_a_table_a_json_and_a_figure(home, source):
     assert 0 <= found["adjacent_bins_monotone"] <= 1
     assert {(row["t"], row["h"]) for row in found["candidates"]} >= {(0.2, 0.25), (0.8, 0.125)}
     assert validate(asked, Console(quiet=True)) == found  # the same questions, the same answers
+
+
+def test_a_compass_that_was_moved_is_examined_with_what_lies_beside_it(home, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("tokens", "teacher-uniform", "compass-uniform"):
+        shutil.copytree(home / name, tmp_path / "ww" / name)
+    path = tmp_path / "ww" / "compass-uniform" / "manifest.json"
+    for place in (path, *path.parent.glob("checkpoints/*/manifest.json")):  # as if it had been trained in w
+        place.write_text(place.read_text().replace(str(home), "w"))
+    few = ["--rows", "4", "--times", "3", "--pairs", "8", "--candidate-rows", "2", "--device", "cpu"]
+    assert main(["compass", "validate", "ww/compass-uniform", *few]) == 0
+    assert "--tokens ww/tokens --init-from ww/teacher-uniform" in " ".join(capsys.readouterr().err.split())
+    for name, option in (("teacher-uniform", "teacher"), ("tokens", "tokens")):
+        shutil.rmtree(tmp_path / "ww" / name)
+        assert main(["compass", "validate", "ww/compass-uniform", *few]) == 2
+        said = f"no {option} at w/{name}, as when the compass was trained, nor beside it: give --{option}"
+        assert capsys.readouterr().err == f"tsdfm: {said}\n"
 
 
 def test_energies_of_any_batch_and_the_run_that_made_them(home):

@@ -8,12 +8,11 @@ import pytest
 
 from tsdfm.compass.settings import CompassSettings
 from tsdfm.errors import UserError
-from tsdfm.pipeline.done import comparable
 from tsdfm.pipeline.plan import Model, Plan, make_plan, placed
 from tsdfm.pipeline.settings import PipelineSettings
 from tsdfm.recipes import Recipe, read_recipe, shipped
 from tsdfm.recipes.recipe import overrides
-from tsdfm.settings import ModelPath, path_settings
+from tsdfm.settings import ModelPath, comparable, path_settings
 from tsdfm.teacher.settings import TeacherSettings
 
 OUT = Path("out")

@@ -30,6 +30,13 @@ SUMS = [{"question": f"{a} and {b}?", "answer": f"<<{a}+{b}={a + b}>>{a + b}\n##
         for a in range(2, 9) for b in range(2, 9)]  # fmt: skip
 
 
+def train_student(tokens: Path, teacher: Path, out: Path, seed: int = 0) -> Path:
+    words = ["--tokens", str(tokens), "--init-from", str(teacher), "--out", str(out), "--loop.seed", str(seed)]
+    words += ["--loop.steps", "2", "--loop.batch", "8", "--loop.device", "cpu", "--optim.warmup", "1"]
+    assert main(["train", "fs-dfm", *words, "--eval-rows", "4"]) == 0
+    return out
+
+
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A pipeline's folder on the world of sums: two teachers that differ by their seed, and a student."""
@@ -39,16 +46,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         TokensSettings(corpus=made, out=home / "tokens", vocab_size=400, length=58, layout="prompt", workers=1)
     )
     many_step("dfm", tokens, home / "teacher-uniform", steps=12)
-    words = [
-        "--tokens",
-        str(tokens),
-        "--init-from",
-        str(home / "teacher-uniform"),
-        "--out",
-        str(home / "fs-dfm-uniform"),
-    ]
-    loop = ["--loop.steps", "2", "--loop.batch", "8", "--loop.device", "cpu", "--optim.warmup", "1", "--eval-rows", "4"]
-    assert main(["train", "fs-dfm", *words, *loop]) == 0
+    train_student(tokens, home / "teacher-uniform", home / "fs-dfm-uniform")
     return home
 
 
@@ -122,7 +120,7 @@ def test_differences_are_paired(home: Path, table: dict[str, Any]) -> None:
 
 
 def test_runs_that_differ_by_their_seed_are_one_row(home: Path, table: dict[str, Any], tmp_path: Path) -> None:
-    other = many_step("dfm", home / "tokens", tmp_path / "teacher-uniform", steps=6)
+    other = many_step("dfm", home / "tokens", tmp_path / "teacher-uniform", steps=12, seed=1)
     words = [
         str(home / "teacher-uniform"),
         str(other),
@@ -140,6 +138,28 @@ def test_runs_that_differ_by_their_seed_are_one_row(home: Path, table: dict[str,
     about = json.loads((tmp_path / "out/answers.json").read_text())["notes"][0]
     assert "intervals are over problems and runs" in about
     assert "intervals are over problems;" in table["notes"][0]
+
+
+def test_runs_of_other_settings_have_rows_of_their_own(home: Path, tmp_path: Path) -> None:
+    """They are named as in other tables; what started from other seeds is the same, from other settings is not."""
+    tokens, out = home / "tokens", tmp_path / "out"
+    for name, steps in (("seed-1", 12), ("shorter", 6)):
+        teacher = many_step("dfm", tokens, tmp_path / name / "teacher-uniform", steps=steps, seed=1)
+        train_student(tokens, teacher, tmp_path / name / "fs-dfm-uniform", seed=1)
+    again = [str(home), str(tmp_path / "seed-1"), str(tmp_path / "shorter")]
+    words = ["--tokens", str(tokens), "--out", str(out), *FEW, "--problems", "6"]
+    assert main(["report", "answers", *again, *words, "--of", "fs-dfm", "--against", "teacher"]) == 0
+    rows = rows_of(json.loads((out / "answers.json").read_text()))
+    methods, places = ("teacher", "fs-dfm"), (home, tmp_path / "shorter")
+    first, other = ([f"{name} [{place / name}-uniform]" for name in methods] for place in places)
+    told = [(row["method"], row["steps"]) for row in rows]
+    assert told == [*((f"{first[0]}, 2 runs", at) for at in (2, 3)), *((other[0], at) for at in (2, 3)),
+                    (f"{first[1]}, 2 runs", 2), (other[1], 2)]  # fmt: skip
+    differ = json.loads((out / "answers-differences.json").read_text())["rows"]
+    assert {row["method"] for row in differ} == {first[1], other[1]}
+    assert {row["against"] for row in differ} == {
+        f"{name}, {at} steps" for name in (first[0], other[0]) for at in (2, 3)
+    }
 
 
 def test_intervals_are_over_problems_and_runs() -> None:

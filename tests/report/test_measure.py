@@ -122,6 +122,26 @@ def test_nothing_is_sampled_twice(report_home: Path, tmp_path: Path, monkeypatch
     assert timeless[0] == timeless[1]
 
 
+def test_runs_of_one_method_have_a_row_each(report_home: Path, tmp_path: Path) -> None:
+    """By their folders' names, as `report main` calls them; by their paths where those are the same."""
+    few = ["--steps", "2", "--samples", "4", "--world", "small", "--device", "cpu", "--out", str(tmp_path / "report")]
+    few += ["--tokens", str(report_home / "tokens")]
+    for name in ("one", "other", "again/one"):
+        shutil.copytree(report_home / "fs-dfm-uniform", tmp_path / name)
+    for places in (("one", "other"), ("one", "again/one")):
+        runs = [str(tmp_path / place) for place in places]
+        assert tsdfm_main(["report", "measure", *runs, *few]) == 0
+        called = [row["method"] for row in by_steps(rows_in(tmp_path / "report/metrics.json")).rows]
+        shown = places if places[1] == "other" else runs
+        assert called == [*(f"fs-dfm [{each}]" for each in shown), "held-out text"]
+        assert [row["method"] for row in json.loads((tmp_path / "report/metrics.json").read_text())][:2] == [
+            "fs-dfm"
+        ] * 2
+        assert tsdfm_main(["report", "main", *runs, *few]) == 0
+        rows = json.loads((tmp_path / "report/main.json").read_text())["rows"]
+        assert [row["method"] for row in rows if not row.get("paper")] == called
+
+
 def test_a_guided_cell_is_another_cell(report_home: Path, tmp_path: Path) -> None:
     student = report_home / "fs-dfm-uniform"
     compass = load_compass(report_home / "compass-uniform", "cpu")

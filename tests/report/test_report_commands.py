@@ -23,6 +23,7 @@ from tsdfm.report.paper import QUOTES
 from tsdfm.report.settings import CandidatesSettings, FrontierSettings, PolicySettings
 from tsdfm.tokens.rows import TokenRows
 
+Capture = pytest.CaptureFixture[str]
 SAMPLES = ["--samples", "4", "--device", "cpu"]
 
 
@@ -90,6 +91,31 @@ def test_measure_and_its_settings_are_taken_up(report_home: Path, tmp_path: Path
     assert (found["samples"], found["seed"]) == (3, 8)
     assert [c["name"] for c in found["columns"]][3:] == ["at_2", "at_3", "at_1024"]
     assert {p.name for p in (home / "report" / "cells").iterdir()} == before  # nothing was sampled again
+
+
+def test_the_judge_of_the_last_measure_is_found_after_a_move(
+    report_home: Path, own_judge: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for place, name in (
+        (report_home / "fs-dfm-uniform", "student"),
+        (report_home / "tokens", "tokens"),
+        (own_judge, "judge"),
+    ):
+        shutil.copytree(place, Path("w", name))
+    few = ["--steps", "2", "--device", "cpu"]
+    assert main(["report", "measure", "w", "--samples", "4", "--judges", "w/judge", "--world", "", *few]) == 0
+    Path("w").rename("ww")
+    assert main(["report", "main", "ww", *few]) == 0
+    (judge,) = json.loads(Path("ww/report/main.json").read_text())["judge_names"]
+    assert judge.startswith("inhouse")
+    shutil.rmtree("ww/judge")
+    capsys.readouterr()
+    for name in ("main", "measure"):
+        assert main(["report", name, "ww", *few]) == 2
+        assert capsys.readouterr().err.endswith("(it is of the last measure: --judges names others)\n")
+    assert main(["report", "main", "ww", "--judges", "w/judge", *few]) == 2
+    assert "last measure" not in capsys.readouterr().err
 
 
 def test_frontier(report_home: Path, out: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import tsdfm
+from tsdfm.cli import main
 from tsdfm.errors import UserError
 from tsdfm.report.cells import shared_start
 from tsdfm.report.commands.diversity import allocation, diversity, sources, walk
@@ -19,6 +20,10 @@ from tsdfm.report.desk import size, world_of
 from tsdfm.report.runs import TrainedRun, find_runs, run_at
 from tsdfm.report.settings import MeasureSettings
 from tsdfm.samples.given import Given
+from tsdfm.tokens.run import run as make_tokens
+from tsdfm.tokens.settings import TokensSettings
+
+Capture = pytest.CaptureFixture[str]
 
 
 def test_a_pipelines_folder_in_order(report_home: Path) -> None:
@@ -48,6 +53,45 @@ def test_a_folder_that_was_moved(report_home: Path, tmp_path: Path) -> None:
     found = find_runs([tmp_path / "moved"])
     assert found.tokens == tmp_path / "moved" / "tokens"
     assert found.compass_for(found.models[0]) == tmp_path / "moved" / "compass-uniform"
+
+
+@pytest.fixture
+def mixed(report_home: Path, tmp_path: Path) -> Path:
+    """A folder with a student and tokens of another tokenizer, whose name comes first."""
+    shutil.copytree(report_home / "fs-dfm-uniform", tmp_path / "mixed" / "fs-dfm-uniform")
+    same = {"corpus": report_home / "corpus", "length": 48, "layout": "packed", "workers": 1}
+    make_tokens(TokensSettings(**same, vocab_size=300, out=tmp_path / "mixed" / "alt"))
+    return tmp_path / "mixed"
+
+
+def test_tokens_are_those_the_models_were_trained_on(report_home: Path, mixed: Path) -> None:
+    assert find_runs([mixed]).tokens == report_home / "tokens"  # where they still are
+    other = {"corpus": report_home / "corpus", "tokenizer_files": report_home / "tokens", "workers": 1}
+    make_tokens(TokensSettings(**other, length=32, layout="packed", out=mixed / "tokens"))
+    assert find_runs([mixed]).tokens == report_home / "tokens"
+    shutil.copytree(report_home / "tokens", mixed / "own")  # moved, and called otherwise
+    assert find_runs([mixed]).tokens == mixed / "own"
+    assert find_runs([mixed, mixed / "tokens"]).tokens == mixed / "tokens"  # named
+    assert find_runs([mixed], mixed / "tokens").tokens == mixed / "tokens"
+
+
+def test_tokens_that_are_gone_are_looked_for_by_name_and_tokenizer(report_home: Path, mixed: Path) -> None:
+    path, same = mixed / "fs-dfm-uniform" / "manifest.json", {"tokenizer_files": report_home / "tokens", "workers": 1}
+    about = json.loads(path.read_text())
+    about["inputs"]["tokens"]["path"] = "gone/rows"
+    path.write_text(json.dumps(about))
+    for name in ("more", "tokens", "rows"):  # each before those of the last rounds
+        make_tokens(TokensSettings(**same, corpus=report_home / "corpus", length=32, layout="packed", out=mixed / name))
+        assert find_runs([mixed]).tokens == mixed / name
+
+
+def test_tokens_of_another_tokenizer_are_refused(report_home: Path, mixed: Path, capsys: Capture) -> None:
+    asked = ["report", "measure", str(mixed), "--steps", "2", "--samples", "2", "--world", "small", "--device", "cpu"]
+    assert main([*asked, "--tokens", str(mixed / "alt")]) == 2
+    said = f"{mixed / 'alt'} has another tokenizer than fs-dfm-uniform: give --tokens those it was trained on"
+    assert capsys.readouterr().err == f"tsdfm: {said}\n"
+    assert not (mixed / "report").exists()
+    assert main(asked) == 0
 
 
 def test_what_is_no_run_is_refused(report_home: Path, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from tsdfm.metrics.intervals import wilson
 from tsdfm.nn.velocity import Velocity, load_velocity, run_folder
 from tsdfm.ranges import Range
 from tsdfm.settings import build, to_dict
+from tsdfm.store.bundle import whereabouts
 from tsdfm.store.files import read_json, write_json, write_text
 from tsdfm.store.hashes import check_inputs, remember
 from tsdfm.store.manifest import read_manifest
@@ -47,9 +48,11 @@ def validate(settings: ValidateSettings, console: Console | None = None) -> dict
     compass = load_compass(settings.compass, settings.device, choose=settings.choose)
     checkpoint = compass.checkpoint or settings.compass
     trained = build(CompassSettings, read_manifest(checkpoint).get("settings") or {})
-    tokens, teacher = settings.tokens or trained.tokens, settings.teacher or trained.teacher
-    proposer = (trained.ratio.proposer or teacher) if trained.objective == "ratio" else teacher
-    hashes = check_inputs({"tokens": tokens}, run_folder(checkpoint))
+    folder = run_folder(checkpoint)
+    tokens, teacher = inputs_of(settings, trained, folder)
+    other = trained.ratio.proposer if trained.objective == "ratio" else None
+    proposer = (whereabouts(other, folder) or other) if other else teacher
+    hashes = check_inputs({"tokens": tokens}, folder)
     velocity = _velocity(teacher, compass)
     exam = exam_for(compass, trained, tokens, velocity, settings.seed)
     found = {
@@ -64,12 +67,21 @@ def validate(settings: ValidateSettings, console: Console | None = None) -> dict
             exam, compass, velocity if proposer == teacher else _velocity(proposer, compass), trained, settings
         ),
     }
-    folder = run_folder(checkpoint)
     remember(folder, hashes)
     write_text(folder / "energy.svg", energy_figure(found))
     write_json(folder / VALIDATION, found)
     show(found, console or terminal.console())
     return found
+
+
+def inputs_of(settings: ValidateSettings, trained: CompassSettings, folder: Path) -> tuple[Path, Path]:
+    """The tokens and the teacher: as asked, or those of the training of the compass in `folder`, wherever they are."""
+    tokens = settings.tokens or whereabouts(trained.tokens, folder)
+    teacher = settings.teacher or whereabouts(trained.teacher, folder)
+    if tokens is None or teacher is None:
+        name, gone = ("tokens", trained.tokens) if tokens is None else ("teacher", trained.teacher)
+        raise UserError(f"no {name} at {gone}, as when the compass was trained, nor beside it: give --{name}")
+    return tokens, teacher
 
 
 Number = int | float
@@ -118,7 +130,8 @@ def run(settings: ValidateSettings) -> Path:
     found, folder = validate(settings), run_folder(settings.compass)
     trained = build(CompassSettings, read_manifest(folder).get("settings") or {})
     words: list[str | Path]
-    words = ["--tokens", settings.tokens or trained.tokens, "--init-from", settings.teacher or trained.teacher]
+    tokens, teacher = inputs_of(settings, trained, folder)
+    words = ["--tokens", tokens, "--init-from", teacher]
     words += ["--policy", "sequence-to-token", "--compass", folder, "--out", folder.parent / "ts-dfm"]
     terminal.made(folder.name, in_words(found), folder / VALIDATION, "student", *words)
     return folder

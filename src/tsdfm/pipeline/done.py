@@ -12,13 +12,10 @@ from tsdfm import terminal
 from tsdfm.errors import UserError
 from tsdfm.methods import DistilMethod, method_of
 from tsdfm.public.settings import ImportSettings
-from tsdfm.settings import defaults, flags_of, flat, merge, path_settings, to_dict
+from tsdfm.settings import comparable, defaults, flags_of, merge, to_dict
 from tsdfm.store.lock import clear
 from tsdfm.store.manifest import NAME as MANIFEST
 from tsdfm.store.manifest import input_sha256, read_manifest
-
-ASIDE = {"resume", "tensorboard", "wandb"}
-"""Settings that say how a run was started or who is told of it, not what is made; nor do those that take a path."""
 
 
 def train(stage: Callable[[Any], Path], settings: Any, title: str, method: str | None = None) -> Path:
@@ -86,12 +83,6 @@ def input_path(settings: Any, name: str, own: Mapping[str, Path]) -> Path | None
     found: Path | None = (None if place is None else attrgetter(place)(settings)) or own.get(name)
     start = settings.START if name == "init_from" else None
     return found if found is None else on_disk(found, name, start)
-
-
-def comparable(values: dict[str, Any], cls: type) -> dict[str, Any]:
-    """Plain settings of `cls` that say what is made, by their dotted names."""
-    aside = ASIDE | path_settings(cls)
-    return {name: value for name, value in flat(values).items() if name.rpartition(".")[2] not in aside}
 
 
 def examine(settings: Any) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from tsdfm import terminal
 from tsdfm.distil.settings import NavigateSettings
 from tsdfm.errors import UserError
+from tsdfm.judges import Judge
 from tsdfm.report.bench import Bench
 from tsdfm.report.cells import Cell, Cells, hardware
 from tsdfm.report.commands import TABLES, settings_of
@@ -22,7 +23,7 @@ from tsdfm.report.settings import GuidedSettings, MeasureSettings, ReportSetting
 from tsdfm.report.table import Column, Quote, Table
 from tsdfm.samples.guide import Guide, guide_from
 from tsdfm.settings import build, defaults, flat, to_dict
-from tsdfm.store.bundle import is_bundle
+from tsdfm.store.bundle import is_bundle, whereabouts
 from tsdfm.store.manifest import NAME as MANIFEST
 from tsdfm.store.manifest import read_manifest
 
@@ -53,6 +54,16 @@ class Desk(Bench):
             raise UserError("no judge for these texts: give --judges (see docs/judges.md), or --world for stories")
         if modelled and not self.runs.models:
             raise UserError(f"no model in {self.runs.home}: name a teacher or a student")
+
+    @cached_property
+    def judges(self) -> list[Judge]:
+        """The judges; of one that cannot be loaded and nobody named, where it comes from."""
+        try:
+            return super().judges
+        except UserError as problem:
+            if self.settings.judges or not self.asked.judges:
+                raise
+            raise UserError(f"{problem} (it is of the last measure: --judges names others)") from None
 
     @property
     def quote(self) -> Quote:
@@ -154,9 +165,16 @@ def measure_settings(given: ReportSettings, before: Plain, home: Path) -> Measur
         samples=samples if given.samples is None else given.samples,
         seed=before.get("seed", 0) if given.seed is None else given.seed,
         world=world_of(home, before) if given.world is None else given.world,
-        judges=given.judges or tuple(before.get("judges", ())),
+        judges=given.judges or tuple(remembered(spec, home) for spec in before.get("judges", ())),
         **same,
     )
+
+
+def remembered(judge: str, home: Path) -> str:
+    """A judge of the last measure: after a move, the judge run of its name in the pipeline's folder."""
+    place = whereabouts(Path(judge), home / "report")
+    moved = place is not None and place != Path(judge) and isinstance(read_manifest(place).get("judge"), dict)
+    return str(place) if moved else judge
 
 
 def spoken(row: Row) -> str:

@@ -20,7 +20,7 @@ from tsdfm.report.bench import Bench
 from tsdfm.report.cells import Cells
 from tsdfm.report.desk import Desk, spoken
 from tsdfm.report.desk import run as make_table
-from tsdfm.report.rows import rows_in
+from tsdfm.report.rows import rows_in, told_apart
 from tsdfm.report.runs import run_at
 from tsdfm.report.settings import FrontierSettings, MeasureRunsSettings, MeasureSettings
 from tsdfm.report.summary import by_steps, every_row, texts_of
@@ -38,6 +38,8 @@ def command(settings: MeasureRunsSettings) -> Path:
     with join(settings.device) as peers:
         if peers.size > 1:  # each process samples its part, and the first finds all of it
             peers.together(lambda: share(replace(asked, device=str(peers.device)), models, desk.report, peers))
+        else:
+            desk.judge_names()  # one that cannot be loaded is told of before anything is sampled
         peers.on_main(lambda: told(desk, run(asked, models, tokens, desk.report, verbose=settings.verbose)))
     return desk.report / "metrics.json"
 
@@ -78,11 +80,12 @@ def run(settings: MeasureSettings, models: Sequence[Path], tokens: Path, out: Pa
 
     Prints a line a model; with `verbose` a line a cell, a text of each, and every table.
     """
-    bench, rows = Bench(settings, Cells(out / "cells")), []
-    for path in models:
-        model = run_at(path)
+    bench, rows, runs = Bench(settings, Cells(out / "cells")), [], [run_at(path) for path in models]
+    for model in runs:
+        alone = [other.name for other in runs].count(model.name) == 1
         for steps in settings.steps_of(model):
-            rows.append(bench.row(model, bench.cell(model, steps)))
+            row = bench.row(model, bench.cell(model, steps))
+            rows.append(row if alone else replace(row, run=str(model.path)))
             if verbose:
                 terminal.say(spoken(rows[-1]))
         if not verbose:
@@ -91,9 +94,10 @@ def run(settings: MeasureSettings, models: Sequence[Path], tokens: Path, out: Pa
     rows = [row.against(target) for row in (*rows, target)]
     write_json(out / "metrics.json", [row.plain() for row in rows])
     names = [str(path) if [p.name for p in models].count(path.name) > 1 else path.name for path in models]
-    inputs = {name: on_disk(run_at(path).path, name, "student") for name, path in zip(names, models, strict=True)}
+    inputs = {name: on_disk(model.path, name, "student") for name, model in zip(names, runs, strict=True)}
     write_manifest(out, stage="report", settings=settings, inputs={"tokens": tokens, **inputs})
     if verbose:
+        rows = told_apart(rows)
         for line in texts_of(rows, len(rows)):
             terminal.say(line)
         every_row(rows).show()

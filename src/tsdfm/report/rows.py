@@ -7,7 +7,7 @@ and `x_interval`, and the figures of the first judge (of the story world, where 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar, get_type_hints
@@ -145,8 +145,20 @@ class Row:
 
 
 def rows_in(path: Path) -> list[Row]:
-    """The rows of a `metrics.json`, or one clear line."""
-    return rows_of(read_any_json(path), path)
+    """The rows of a `metrics.json`, told apart, or one clear line."""
+    return told_apart(rows_of(read_any_json(path), path))
+
+
+def told_apart(rows: Sequence[Row]) -> list[Row]:
+    """The rows with their run after the method where several runs of a source are called so, as in other tables."""
+    runs: dict[tuple[str | None, str], set[str | None]] = {}
+    for row in rows:
+        runs.setdefault((row.source, row.label), set()).add(row.run)
+    several = {key for key, each in runs.items() if len(each) > 1}
+    return [
+        replace(row, method=f"{row.method} [{row.run}]") if row.run and (row.source, row.label) in several else row
+        for row in rows
+    ]
 
 
 def rows_of(found: Any, path: Path) -> list[Row]:

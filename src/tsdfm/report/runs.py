@@ -5,22 +5,25 @@ Read off their manifests.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from tsdfm.compass.settings import CompassSettings
 from tsdfm.engine.log import NAME as LOG
 from tsdfm.engine.log import read_metrics
 from tsdfm.errors import UserError
 from tsdfm.methods import Method, jump_for, method, method_of, names
 from tsdfm.nn.layers import without_weights
 from tsdfm.nn.velocity import VelocitySpec, check_rows, spec_in
-from tsdfm.store.bundle import find_shipped, read_bundle, unshipped
+from tsdfm.settings import comparable, defaults, merge
+from tsdfm.store.bundle import find_shipped, read_bundle, unshipped, whereabouts
 from tsdfm.store.checkpoint import has_checkpoint
 from tsdfm.store.manifest import NAME as MANIFEST
-from tsdfm.store.manifest import read_manifest
+from tsdfm.store.manifest import input_sha256, read_manifest
 from tsdfm.tokens.rows import TokenRows
 
 ORDER = ("teacher", "fs-dfm", "control", "ts-dfm")  # of methods in tables and figures; others come after
@@ -132,8 +135,21 @@ class TrainedRun:
         """The run that it started from, if it did; its path where it is gone."""
         parent = self.manifest.get("parent") if self.shipped and not self.many_step else None
         origin = self.input("init_from") or (Path(str(parent)) if parent else None)
-        places = (origin, self.path.parent / origin.name) if origin else ()
-        return next((run_at(at) for at in places if find_shipped(at) or (at / MANIFEST).is_file()), origin)
+        place = whereabouts(origin, self.path) if origin else None
+        return run_at(place) if place else origin
+
+    @cached_property
+    def recipe(self) -> str:
+        """What it and the models before it were trained with, but for seeds and paths: the same for all seeds."""
+        cls = CompassSettings if self.kind == "compass" else self.made_by.settings if self.made_by else None
+        if cls is None or not self.settings:
+            return str(self.path)  # nothing is known of it
+        own = comparable(merge(defaults(cls), self.settings), cls)  # a newer setting was at its default
+        same = {name: value for name, value in own.items() if name.rpartition(".")[2] != "seed"}
+        places = {name: whereabouts(Path(i["path"]), self.path) for name, i in self.manifest.get("inputs", {}).items()}
+        runs = {name: TrainedRun(at, read_manifest(at)) for name, at in places.items() if at and not find_shipped(at)}
+        before = {name: run.recipe for name, run in runs.items() if run.kind in ("model", "compass")}
+        return json.dumps([same, before], sort_keys=True)
 
     def started_from(self) -> str | None:
         """The method of what it started from, as the literature calls it; its folder's name if it is gone."""
@@ -209,9 +225,10 @@ class RunSet:
         return list(out.values())
 
     def label(self, run: TrainedRun) -> str:
-        """What a table calls a run, with its folder where several are called so."""
+        """What a table calls a run, with its folder where several are called so; its path where that is not enough."""
         same = [other for other in self.models if (other.called, other.source) == (run.called, run.source)]
-        return run.called if len(same) == 1 else f"{run.called} [{run.name}]"
+        alone = [other.name for other in same].count(run.name) == 1
+        return run.called if len(same) == 1 else f"{run.called} [{run.name if alone else run.place}]"
 
 
 def find_runs(paths: Sequence[str | Path], tokens: str | Path | None = None, also: Sequence[str] = ()) -> RunSet:
@@ -229,11 +246,6 @@ def find_runs(paths: Sequence[str | Path], tokens: str | Path | None = None, als
     )
     if not models and not compasses:
         raise UserError(f"{paths[0]} holds no finished teacher, student or compass: give a pipeline's folder or runs")
-    home = runs[0].path.parent
-    # the tokens: as asked, among what was given, in the pipeline's folder, or where the runs had them
-    places = [*(run.path for run in runs if run.kind == "tokens"), home / "tokens", *(r.input("tokens") for r in runs)]
-    found = next((place for place in places if place and (place / MANIFEST).is_file()), None)
-    found = Path(tokens) if tokens else found
     kinds = {str(run.manifest["model"].get("tokenizer")): run for run in models}
     if len(kinds) > 1:  # their entropies could not be compared
         one, other, *_ = (run.name for run in kinds.values())
@@ -241,9 +253,30 @@ def find_runs(paths: Sequence[str | Path], tokens: str | Path | None = None, als
     for run in models:
         if run.jump:  # one that it cannot take is refused before anything is sampled
             jump_for(run.jump, run.spec)
+    found = Path(tokens) if tokens else tokens_near(runs, [Path(path) for path in paths])
     if found is not None:
-        same_tokens([run for run in models if run.shipped], found)
-    return RunSet(home, models, compasses, found)
+        same_tokens(models, found)
+    return RunSet(runs[0].path.parent, models, compasses, found)
+
+
+def tokens_near(runs: Sequence[TrainedRun], given: Sequence[Path]) -> Path | None:
+    """The tokens folder: one that is `given`, the one that the models were trained on, one of its name, `tokens`, any.
+
+    It is looked for in the pipeline's folder and where the runs had it. Those of another tokenizer come last.
+    """
+    models, home = [run for run in runs if run.kind == "model"], runs[0].path.parent
+    trained = {run: run.manifest["inputs"]["tokens"] for run in runs if run.input("tokens")}
+    own = [trained[run] for run in models if run in trained] or [*trained.values()]
+    names, hashes = [Path(each["path"]).name for each in own], {each["sha256"] for each in own}
+    places = [run.path for run in runs if run.kind == "tokens"]
+    places += [home / "tokens", *(home / name for name in names), *(Path(each["path"]) for each in trained.values())]
+
+    def order(place: Path) -> int:
+        fits = not any(other_tokenizer(run, place) for run in models)
+        known = (place in given, input_sha256(place) in hashes, fits and place.name in names)
+        return (*known, fits and place == home / "tokens", fits, True).index(True)
+
+    return min((place for place in places if (place / MANIFEST).is_file()), key=order, default=None)
 
 
 def once_more(word: str, runs: Sequence[TrainedRun]) -> list[TrainedRun]:
@@ -256,14 +289,22 @@ def once_more(word: str, runs: Sequence[TrainedRun]) -> list[TrainedRun]:
     return found
 
 
-def same_tokens(runs: Sequence[TrainedRun], tokens: Path) -> None:
-    """Refuse rows of another kind than those a bundle's models were trained on."""
-    rows = TokenRows(tokens, "valid")
-    for run in runs:
-        spec, bundle = run.spec, run.path.parent.name
-        layout = "document" if spec.anchor else "packed"
-        made = f"tsdfm tokens --tokenizer-files {bundle} --length {spec.length} --layout {layout}"
-        check_rows(spec, rows, bundle, f"make rows of your text with `{made} …`")
+def other_tokenizer(run: TrainedRun, tokens: Path) -> bool:
+    """Were these tokens made with another tokenizer than the model's?"""
+    about, mine = read_manifest(tokens), run.manifest["model"].get("tokenizer")
+    return about["stage"] == "tokens" and mine not in (None, about["tokenizer"]["fingerprint"])
+
+
+def same_tokens(models: Sequence[TrainedRun], tokens: Path) -> None:
+    """Refuse rows of another tokenizer than the models', and of another kind than those a bundle's were trained on."""
+    for run in models:
+        if run.shipped:
+            spec, bundle = run.spec, run.path.parent.name
+            layout = "document" if spec.anchor else "packed"
+            made = f"tsdfm tokens --tokenizer-files {bundle} --length {spec.length} --layout {layout}"
+            check_rows(spec, TokenRows(tokens, "valid"), bundle, f"make rows of your text with `{made} …`")
+        elif other_tokenizer(run, tokens):
+            raise UserError(f"{tokens} has another tokenizer than {run.name}: give --tokens those it was trained on")
 
 
 def runs_at(path: Path) -> list[TrainedRun]:

@@ -166,6 +166,12 @@ def find_shipped(path: str | Path) -> tuple[Bundle, str | None] | None:
     return read_bundle(MODELS / parts[0]), parts[1] if len(parts) == 2 else None
 
 
+def whereabouts(path: Path, run: Path) -> Path | None:
+    """Where an input of a run is: where it was, or after a move beside the run under its name; none if it is gone."""
+    places = (path, run.parent / path.name)
+    return next((at for at in places if find_shipped(at) or (at / MANIFEST).is_file()), None)
+
+
 def is_bundle(folder: Path) -> bool:
     """Did `tsdfm ship` make it? A run's folder is told by its checkpoints, without reading its manifest."""
     if (folder / CHECKPOINTS).exists() or (folder / STATE).exists() or not (folder / MANIFEST).is_file():

@@ -9,6 +9,7 @@ are several.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -20,16 +21,16 @@ from tsdfm.nn.velocity import check_rows
 from tsdfm.report.desk import Desk
 from tsdfm.report.problems import Marks, Problems, held_out_problems, mark, problems_in, training_numbers
 from tsdfm.report.rows import Plain
-from tsdfm.report.runs import TrainedRun
+from tsdfm.report.runs import RunSet, TrainedRun
 from tsdfm.report.settings import AnswersSettings
 from tsdfm.report.table import METHOD, ORIGIN, SOURCE, STEPS, Column, Quote, Table
 from tsdfm.tokens.rows import TokenRows
 
 HISTOGRAM, COMMONEST = "chance: training answers drawn", "chance: the commonest in turn"
 Answered = tuple[list[TrainedRun], list[Marks]]
-"""Runs, which may differ by their seed, and what is right of their answers."""
+"""Runs, which differ by their seed alone, and what is right of their answers."""
 Found = dict[tuple[str, str, int], Answered]
-"""By source, method and steps."""
+"""By source, the name of the row, and steps."""
 
 
 def run(desk: Desk, settings: AnswersSettings) -> Table:
@@ -59,16 +60,24 @@ def run(desk: Desk, settings: AnswersSettings) -> Table:
 
 
 def answered(desk: Desk, models: Sequence[TrainedRun], problems: Problems, settings: AnswersSettings) -> Found:
-    """What is right of every run's answers at every step count; runs that differ by their seed together."""
-    asked, found = problems.asked(settings.n), Found()
+    """What is right of every run's answers at every step count; runs that differ by their seed alone together."""
+    asked, found, names = problems.asked(settings.n), Found(), names_of(desk.runs, models)
     for model in models:
         for steps in settings.steps_of(model):
             marks = mark(problems, desk.cell(model, steps, prefixes=asked), settings.n)
-            runs, others = found.setdefault((model.source, model.called, steps), ([], []))
+            runs, others = found.setdefault((model.source, names[model], steps), ([], []))
             runs.append(model)
             others.append(marks)
             desk.say(f"{model.name}: {steps} steps, pass@1 {marks.passes(1).mean():.3f}")
     return found
+
+
+def names_of(runs: RunSet, models: Sequence[TrainedRun]) -> dict[TrainedRun, str]:
+    """What the row of each model is called: those that differ by their seed alone have one, which is the first's."""
+    rows: dict[tuple[str, str, str], TrainedRun] = {}
+    first = {model: rows.setdefault((model.source, model.called, model.recipe), model) for model in models}
+    apart = replace(runs, models=tuple(rows.values()))
+    return {model: apart.label(first[model]) for model in models}
 
 
 def columns_of(settings: AnswersSettings, problems: Problems) -> list[Column]:
@@ -148,7 +157,7 @@ def differences(desk: Desk, found: Found, settings: AnswersSettings) -> None:
     tries = [Column(f"shown@{k}", f"pass@{k}") for k in settings.k]
     columns = [SOURCE, STEPS, METHOD, Column("against", "against", "left"), *tries]
     table = Table("answers-differences", "Problems solved with k answers, the difference (%)", columns)
-    for source, method, steps in [key for key in found if key[1] == settings.of]:
+    for source, method, steps in named(found, settings.of):
         for other, at in rivals(found, source, steps, settings):
             row: Plain = {"source": source, "steps": steps, "method": method, "against": f"{other}, {at} steps"}
             for k in settings.k:
@@ -167,10 +176,16 @@ def gaps(one: Answered, two: Answered, k: int) -> list[np.ndarray]:
     return [mine - theirs for mine, theirs in pairs]
 
 
+def named(found: Found, word: str) -> list[tuple[str, str, int]]:
+    """The rows that a word means: one of that name, or all of that method."""
+    return [key for key, (runs, _) in found.items() if word in (key[1], runs[0].called)]
+
+
 def rivals(found: Found, source: str, steps: int, settings: AnswersSettings) -> list[tuple[str, int]]:
     """What a method is compared with: the named ones at the same steps, and a many-step one at its most."""
     out = list[tuple[str, int]]()
-    for name in settings.against:
-        at = sorted(key[2] for key in found if key[:2] == (source, name))
+    keys = [key for word in settings.against for key in named(found, word) if key[0] == source]
+    for name in dict.fromkeys(key[1] for key in keys):
+        at = sorted({key[2] for key in keys if key[1] == name})
         out += [(name, each) for each in at if each == steps or (each == at[-1] and each > max(settings.steps))]
     return out
