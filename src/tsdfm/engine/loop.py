@@ -217,11 +217,9 @@ class TrainingRun:
         then = {name: value for name, value in usual.items() if name in now} | flat(state["identity"])
         for name in sorted(then.keys() | now.keys()):
             if f"inputs.{name}" not in then and then.get(name) != now.get(name):  # of inputs the hashes count
-                other = f"{name} was {then.get(name)} and is now {now.get(name)}"
-                if name.startswith("inputs."):
-                    other = f"{name.removeprefix('inputs.')} holds other files than it was begun with"
                 raise UserError(
-                    f"cannot resume {checkpoint}: {other}; use what it was, or start a new run in another folder"
+                    f"cannot resume {checkpoint}: {name} was {then.get(name)} and is now {now.get(name)}; "
+                    "use what it was, or start a new run in another folder"
                 )
         return state
 

@@ -58,6 +58,10 @@ def run(settings: TokensSettings) -> Path:
             clear(settings.out, progress)
             raise UserError(why_empty(settings, progress["train"]))
         finish(settings, key, tokenizer, progress)
+    if settings.layout != "prompt" and next(read_documents(settings.text, "train")).prompt:
+        terminal.say(
+            f"note: {settings.text} has prompts, which layout {settings.layout} leaves out: see --layout prompt"
+        )
     return _tell(settings.out)
 
 
@@ -75,14 +79,9 @@ def _tell(out: Path, more: str = "") -> Path:
 def _key(settings: TokensSettings) -> str:
     """What the shards depend on, as one hash: the settings that matter, the texts, the tokenizer's files."""
     count_documents(settings.text, "train")  # says so if it is no corpus
-    first = next(read_documents(settings.text, "train"), None)
-    if first is not None and settings.layout == "prompt" and not first.prompt:
+    first = next(read_documents(settings.text, "train"), None) if settings.layout == "prompt" else None
+    if first is not None and not first.prompt:
         raise UserError(f"{settings.text} has no prompts: make it with --prompt FIELD, or use layout document")
-    if first is not None and settings.layout != "prompt" and first.prompt:
-        raise UserError(
-            f"{settings.text} has prompts, which layout {settings.layout} leaves out: use --layout prompt, or make "
-            "the corpus without --prompt"
-        )
     plain = to_dict(settings)
     for name in ("corpus", "out", "workers", "tokenizer_files", "part", "shards", "valid_shards"):
         plain.pop(name)
