@@ -357,7 +357,12 @@ def test_settings_that_are_refused(given: dict[str, Any], said: str, tmp_path: P
 
 
 def test_what_cannot_be_trained_is_refused_in_one_line(
-    uniform_model: Path, tokens: Path, judge: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    uniform_model: Path,
+    tokens: Path,
+    judge: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     words = ["train", "reinforce", "--tokens", str(tokens), "--init-from", str(uniform_model), "--out"]
     words += [str(tmp_path / "out"), "--loop.steps", "30", "--loop.device", "cpu", "--own", str(judge), "--judge"]
@@ -365,6 +370,11 @@ def test_what_cannot_be_trained_is_refused_in_one_line(
     assert "says nothing of single tokens" in capsys.readouterr().err
     assert main([*words, str(judge), "--own", str(uniform_model)]) == 2
     assert "holds no judge" in capsys.readouterr().err
+    monkeypatch.setattr("tsdfm.machine.memory", lambda: 2**22)
+    assert main([*words, str(judge), "--loop.batch", "1024"]) == 2
+    said = capsys.readouterr().err
+    assert "lower loop.batch" in said
+    assert "micro" not in said  # which it refuses
     assert not (tmp_path / "out").exists()
 
 

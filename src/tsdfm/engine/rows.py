@@ -57,7 +57,7 @@ def train_rows(
     needed, told = 16 * share * rows.length, f"a batch of {share:,} rows of {rows.length:,} tokens"
     if world.device.type == "cpu":  # where all logits of a forward are made at once
         needed += 8 * min(loop.micro or share, share) * rows.length * rows.vocab_size
-    check_memory(needed, told, "lower loop.batch, or set loop.micro")
+    check_memory(needed, told, "lower loop.batch" + ("" if getattr(task, "whole", False) else ", or set loop.micro"))
 
     loader = Loader(rows, loop.batch, loop.seed, world.rank, world.size)
     fit(

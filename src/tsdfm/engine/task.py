@@ -37,8 +37,8 @@ class Task(Protocol):
 
     A task may also have `bind` (see `Binds`); `summary(means)`, which turns the means of a report into what is written,
     where a mean alone would not read well (a ratio of two of them, say); `parts()`, live tensors by file and name that
-    a checkpoint must hold besides the model, where the objective trains something of its own; and `prompts`, true where
-    it knows what to do with rows that have one.
+    a checkpoint must hold besides the model, where the objective trains something of its own; `prompts`, true where it
+    knows what to do with rows that have one; and `whole`, true where it cannot learn from a part of a step's rows.
     """
 
     @property

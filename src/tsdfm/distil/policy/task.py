@@ -60,6 +60,7 @@ class PolicyTask(BoundTask):
     """What the training loop asks for. `jump` is what the student writes by."""
 
     prompts: ClassVar[bool] = True
+    whole: ClassVar[bool] = True
 
     def __init__(
         self,
