@@ -227,6 +227,49 @@ def test_a_runs_kind_and_place_are_read_off_its_manifest(report_home: Path) -> N
     assert max(*runs, other, key=lambda run: run.order) is other
 
 
+def changed(run: TrainedRun, **inputs: tuple[str, str]) -> TrainedRun:
+    """The run with other inputs: a path and a hash each."""
+    known = {name: {"path": path, "sha256": sha256} for name, (path, sha256) in inputs.items()}
+    return TrainedRun(run.path, {**run.manifest, "inputs": {**run.manifest["inputs"], **known}})
+
+
+def test_runs_differ_by_what_they_were_trained_from_and_on(report_home: Path, tmp_path: Path) -> None:
+    run = run_at(report_home / "fs-dfm-uniform")
+    assert changed(run).recipe == run.recipe
+    gone, other = (changed(run, init_from=("gone/one", sha256)).recipe for sha256 in "ab")
+    assert len({gone, other, run.recipe}) == 3  # of what is gone the hashes count
+    assert changed(run, init_from=("gone/elsewhere", "a")).recipe == gone
+    same = {"corpus": report_home / "corpus", "length": 48, "layout": "packed", "workers": 1}
+    rows = make_tokens(TokensSettings(**same, vocab_size=300, out=tmp_path / "rows"))
+    again = make_tokens(TokensSettings(**same, vocab_size=300, out=tmp_path / "again"))
+    one, two = (changed(run, tokens=(str(at), at.name)).recipe for at in (rows, again))
+    assert one == two != run.recipe
+
+
+def test_judges_of_each_seed_are_no_difference(own_judge: Path, tmp_path: Path) -> None:
+    def run(judge: Path) -> TrainedRun:
+        inputs = {"judge": {"path": str(judge), "sha256": judge.parent.name}}
+        about = {"stage": "reinforce", "model": {"method": "reinforce", "schedule": "poly:1"}, "inputs": inputs}
+        return TrainedRun(judge.parent / "reinforce", {**about, "settings": {"judge": str(judge)}})
+
+    for name, seed, steps in (("one", 1, 0), ("longer", 0, 99)):
+        shutil.copytree(own_judge, tmp_path / name / "judge")
+        about = json.loads((own_judge / "manifest.json").read_text())
+        about["settings"]["loop"] |= {"seed": seed, "steps": steps or about["settings"]["loop"]["steps"]}
+        (tmp_path / name / "judge" / "manifest.json").write_text(json.dumps(about))
+    first, one, longer = (run(at).recipe for at in (own_judge, tmp_path / "one/judge", tmp_path / "longer/judge"))
+    assert first == one != longer
+
+
+def test_what_a_run_of_the_same_name_came_from_is_not_itself(report_home: Path, tmp_path: Path) -> None:
+    shutil.copytree(report_home / "fs-dfm-uniform", tmp_path / "fs-dfm-uniform")
+    origin = tmp_path / "old" / "fs-dfm-uniform"
+    run = changed(run_at(tmp_path / "fs-dfm-uniform"), init_from=(str(origin), "a"))
+    assert run.origin() == origin
+    assert run.tokens_seen()[0] is None
+    assert json.loads(run.recipe)[1]["init_from"] == "a"
+
+
 def test_an_interrupted_interval_counts_the_steps_it_timed() -> None:
     """Logged at 100 and 150, resumed at 130: the seconds of the last line are of 20 steps."""
     before = {"step": 100, "tokens": 1000}

@@ -16,6 +16,7 @@ from tsdfm.compass.settings import CompassSettings
 from tsdfm.engine.log import NAME as LOG
 from tsdfm.engine.log import read_metrics
 from tsdfm.errors import UserError
+from tsdfm.judges.settings import JudgeTrainSettings
 from tsdfm.methods import Method, jump_for, method, method_of, names
 from tsdfm.nn.layers import without_weights
 from tsdfm.nn.velocity import VelocitySpec, check_rows, spec_in
@@ -140,15 +141,22 @@ class TrainedRun:
 
     @cached_property
     def recipe(self) -> str:
-        """What it and the models before it were trained with, but for seeds and paths: the same for all seeds."""
-        cls = CompassSettings if self.kind == "compass" else self.made_by.settings if self.made_by else None
+        """What it and the models before it were trained with and on, but for seeds and places: the same for all seeds.
+
+        An input that is no run, or is gone, is known by the hash it had.
+        """
+        if self.kind == "tokens" and "key" in self.manifest:
+            return str(self.manifest["key"])
+        judge = JudgeTrainSettings if isinstance(self.manifest.get("judge"), dict) else None
+        cls = CompassSettings if self.kind == "compass" else self.made_by.settings if self.made_by else judge
         if cls is None or not self.settings:
             return str(self.path)  # nothing is known of it
         own = comparable(merge(defaults(cls), self.settings), cls)  # a newer setting was at its default
-        same = {name: value for name, value in own.items() if name.rpartition(".")[2] != "seed"}
-        places = {name: whereabouts(Path(i["path"]), self.path) for name, i in self.manifest.get("inputs", {}).items()}
+        inputs = self.manifest.get("inputs", {})
+        same = {name: value for name, value in own.items() if name.rpartition(".")[2] != "seed" and name not in inputs}
+        places = {name: whereabouts(Path(about["path"]), self.path) for name, about in inputs.items()}
         runs = {name: TrainedRun(at, read_manifest(at)) for name, at in places.items() if at and not find_shipped(at)}
-        before = {name: run.recipe for name, run in runs.items() if run.kind in ("model", "compass")}
+        before = {name: runs[name].recipe if name in runs else about["sha256"] for name, about in inputs.items()}
         return json.dumps([same, before], sort_keys=True)
 
     def started_from(self) -> str | None:

@@ -168,7 +168,7 @@ def find_shipped(path: str | Path) -> tuple[Bundle, str | None] | None:
 
 def whereabouts(path: Path, run: Path) -> Path | None:
     """Where an input of a run is: where it was, or after a move beside the run under its name; none if it is gone."""
-    places = (path, run.parent / path.name)
+    places = [at for at in (path, run.parent / path.name) if at.resolve() != run.resolve()]  # no run is its own input
     return next((at for at in places if find_shipped(at) or (at / MANIFEST).is_file()), None)
 
 
