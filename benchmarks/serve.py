@@ -35,7 +35,6 @@ import uvicorn
 from benchmarks.harness import Ledger, say, world
 from benchmarks.sampling import SamplingBenchmark, text_model
 from tsdfm.errors import UserError
-from tsdfm.samples.defaults import SampleDefaults
 from tsdfm.samples.model import load
 from tsdfm.serve.app import create_app
 from tsdfm.serve.intake import SLOW, Intake, Limits, Tally
@@ -45,6 +44,7 @@ from tsdfm.serve.settings import ServeSettings
 from tsdfm.serve.worker import Worker
 from tsdfm.settings import ModelPath, option
 from tsdfm.store.bundle import default_model
+from tsdfm.store.defaults import SampleDefaults
 
 Way = Literal["one by one", "static", "by the step"]
 Load = Literal["one", "clients", "times"]

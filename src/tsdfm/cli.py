@@ -12,7 +12,6 @@ import json
 import math
 import operator
 import os
-import re
 import signal
 import sys
 import typing
@@ -376,12 +375,13 @@ def method_verb(name: str) -> Verb:
 
 def train_student(words: list[str]) -> int:
     """`tsdfm student …`: the method that the midpoints' policy means."""
-    from tsdfm.methods import method, student_method
+    from tsdfm.methods import NAVIGATION, method, student_method
 
     name, values = student_method(plain_values("student", VERBS["student"], words))
-    unused = [word for word in words if name == "fs-dfm" and re.match(r"--(compass|navigate|refresh)\b", word)]
+    flags = [word.partition("=")[0] for word in words if name == "fs-dfm" and word.startswith("--")]
+    unused = [flag for flag in flags if flag[2:].partition(".")[0].replace("-", "_") in NAVIGATION]
     if unused:
-        flag = unused[0].partition("=")[0]
+        flag = unused[0]
         raise UserError(f"{flag} is for navigated steps: add --policy sequence-to-token, or leave it out")
     method(name).train(build(method(name).settings, values))
     return 0

@@ -115,7 +115,7 @@ def in_words(problem: Exception) -> str | None:
     """One line for what a machine can do to any program: no memory, no disk, a file it may not read; else None."""
     if isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError":
         why = f" ({first_line(problem)})" if str(problem) else ""
-        return f"there is not enough memory{why}: lower batch or micro, or use a smaller model"
+        return f"there is not enough memory{why}: lower the batch, or use a smaller model"
     if not isinstance(problem, OSError) or problem.errno is None:
         return None
     if problem.errno in (errno.ENOSPC, errno.EDQUOT):

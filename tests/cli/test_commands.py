@@ -121,7 +121,12 @@ def test_the_doctor_reads_the_teacher_and_the_tokenizer_that_are_there(
 
 def test_what_a_blind_student_would_not_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["student", "--tokens", str(tmp_path), "--init-from", str(tmp_path), "--out", str(tmp_path / "out")]
-    for more in (["--compass", str(tmp_path)], ["--navigate.k=8"], ["--navigate.k", "8", "--policy", "blind"]):
+    for more in (
+        ["--compass", str(tmp_path)],
+        ["--navigate.k=8"],
+        ["--probe-every", "2"],
+        ["--navigate.k", "8", "--policy", "blind"],
+    ):
         assert main([*words, *more]) == 2
         flag = more[0].partition("=")[0]
         assert f"{flag} is for navigated steps: add --policy sequence-to-token" in capsys.readouterr().err

@@ -414,6 +414,8 @@ def test_a_tilted_teacher_is_one_head_padded_or_not(source: str) -> None:
 def test_bits_of_texts() -> None:
     texts = torch.tensor([[0, 0, 1, 1], [2, 2, 2, 2]])
     assert histogram_bits(texts, 5, WORLD).tolist() == pytest.approx([0.5, 1.5])
+    own = torch.tensor([[False, True, True, False], [False] * 4])  # the second row is all given
+    assert histogram_bits(texts, 5, WORLD, own).tolist() == pytest.approx([0.5, 1.0])
 
 
 def test_a_collapse_is_told_and_taken_back(capsys: pytest.CaptureFixture[str]) -> None:
@@ -457,5 +459,9 @@ def test_a_collapse_is_told_and_taken_back(capsys: pytest.CaptureFixture[str]) -
     watch.add(dull, data, spec.vocab)
     assert not watch.look(6)  # it went back once, and may not again
     assert "set watch.rollback" in capsys.readouterr().err
+    given = torch.tensor([[True, True, True, False]] * 2)  # what was given is nobody's width
+    watch.add(torch.where(given, data, dull), data, spec.vocab, given)
+    assert not watch.look(8)
+    assert "0% of the entropy" in capsys.readouterr().err
     assert all(bool((p == 3.0).all()) for p in student.parameters())
     assert {"watch", "good"} == set(watch.parts())

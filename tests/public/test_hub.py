@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from tsdfm.public.export import known_of, write_folder
 from tsdfm.public.run import run as import_
 from tsdfm.public.settings import ImportSettings
 from tsdfm.samples.defaults import RUNS, defaults_of
-from tsdfm.store.bundle import find_member
+from tsdfm.store import bundle
+from tsdfm.store.bundle import MODELS, find_member
 from tsdfm.store.manifest import read_manifest
 from tsdfm.tokens.tokenizer import ByteTokenizer
 
@@ -111,7 +113,7 @@ def test_a_folder_that_does_not_fit_its_config_is_refused(tmp_path: Path) -> Non
 
 
 def test_an_exported_bundle_has_its_own_card_licence_and_defaults(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By command and by Python; and what is imported again is sampled as the bundle is."""
     (home := tmp_path / "hub").mkdir()
@@ -139,6 +141,21 @@ def test_an_exported_bundle_has_its_own_card_licence_and_defaults(
     assert main(["export", str(run), "--to", str(tmp_path / "again")]) == 0
     assert (tmp_path / "again" / "README.md").read_text().startswith("---\nlicense: apache-2.0\n")
     assert defaults_of(tmp_path / "again") == defaults_of(run)
+    config = (out / "config.json").read_text()
+    (out / "config.json").write_text(config.replace('"steps": 8', '"steps": "many"'))
+    assert main(["import", str(out), "--out", str(tmp_path / "bad")]) == 2
+    assert "tsdfm_defaults.steps takes a whole number" in capsys.readouterr().err
+    assert not (tmp_path / "bad").exists()
+
+
+def test_a_bundle_that_nobody_wrote_about_says_so_once(tmp_path: Path) -> None:
+    bare = shutil.copytree(MODELS / "tsdfm-stories", tmp_path / "bare")
+    (bare / "card.md").write_text(f"# bare\n\n{bundle.UNSAID}\n\n{bundle.FACTS} from the manifests of the runs.\n")
+    assert main(["export", str(bare), "--to", str(tmp_path / "out")]) == 0
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert UNSAID in card
+    assert UNMEASURED in card
+    assert bundle.UNSAID not in card
 
 
 def test_a_bundles_teacher_is_exported_as_what_it_is(tmp_path: Path) -> None:

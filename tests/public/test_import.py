@@ -191,7 +191,7 @@ def test_a_model_of_ours_is_used_as_it_is(tmp_path: Path) -> None:
     run = imported("mdlm", tmp_path)
     for source in ("tsdfm-stories", "tsdfm-stories/teacher", str(run), str(run / "checkpoints" / "step-00000000")):
         for tokens in (None, tmp_path):
-            with pytest.raises(UserError, match=f"already: use it as it is, as in `tsdfm sample {source}`"):
+            with pytest.raises(UserError, match=f"{source} is a model of tsdfm already: every command takes it"):
                 import_(ImportSettings(source=source, out=tmp_path / "again", tokens=tokens))
         for read in (tsdfm.load, tsdfm.from_pretrained):
             for word in ("revision", "kind"):

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from tiny_nets import tiny_spec, tiny_velocity
 
-from tsdfm.samples.defaults import SampleDefaults
 from tsdfm.samples.model import TextModel
 from tsdfm.serve.jobs import Ask
 from tsdfm.serve.scheduler import Limits, Scheduler
 from tsdfm.serve.served import Served
+from tsdfm.store.defaults import SampleDefaults
 from tsdfm.tokens.tokenizer import ByteTokenizer
 
 DEFAULTS = SampleDefaults(steps=4, temperature=0.9)

@@ -302,7 +302,7 @@ def test_only_its_own_names_are_answered(server: Server) -> None:
 
 
 def test_names_and_origins_that_were_given() -> None:
-    with listening(MODEL, names=("tsdfm", "My-Host"), origins=("https://a.example",)) as made:
+    with listening(MODEL, names=("tsdfm", "My-Host"), origins=("https://a.example", "null")) as made:
         port = made[0].rpartition(":")[2]
         for host, status in {
             "tsdfm": 200,
@@ -312,7 +312,8 @@ def test_names_and_origins_that_were_given() -> None:
             "other": 403,
         }.items():
             assert HTTP.get(f"{made[0]}/healthz", headers={"Host": host}).status_code == status
-        for origin, allowed in {"https://a.example": "https://a.example", "https://b.example": None}.items():
+        answers = {"https://a.example": "https://a.example", "null": "null", "https://b.example": None}
+        for origin, allowed in answers.items():
             answer = HTTP.get(f"{made[0]}/v1/models", headers={"Origin": origin})
             assert answer.headers.get("access-control-allow-origin") == allowed
 

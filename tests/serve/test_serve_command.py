@@ -135,6 +135,9 @@ def test_refusals(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
         "--names x:80": "leave out http://, the port",
         "--origins https://ok.org/": "https://ok.org/ is no origin",
         "--origins example.org": "write one as https://example.org",
+        "--origins https://Ok.org": "in small letters",
+        "--origins https://ok.org:443": "without a path or the usual port",
+        "--origins https://ok.org?x": "is no origin",
         "--host no.such.host.invalid": "cannot listen",
     }.items():
         assert said in refused(capsys, *words.split())

@@ -292,9 +292,12 @@ def bound_of(spec: VelocitySpec) -> Bound | None:
     return method(spec.method).bound() if spec.method else FLOW_BOUND
 
 
+NAVIGATION = ("compass", "navigate", "refresh", "probe_every")
+"""Settings of TS-DFM that FS-DFM has no use for."""
+
+
 def student_method(values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """The method and its settings that `tsdfm student` and a recipe's [student] mean: by the midpoints' `policy`."""
     if values.get("policy", "blind") != "blind":
         return "ts-dfm", dict(values)
-    navigation = ("policy", "compass", "navigate", "refresh", "probe_every")
-    return "fs-dfm", {name: value for name, value in values.items() if name not in navigation}
+    return "fs-dfm", {name: value for name, value in values.items() if name not in ("policy", *NAVIGATION)}

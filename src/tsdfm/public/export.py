@@ -67,7 +67,8 @@ def known_of(place: Path) -> tuple[dict[str, Any], dict[str, str]]:
     bundle = member.bundle
     said = f"This is the {member.role} of {bundle.folder.resolve().name}, whose card says:\n\n{bundle.words}"
     own = {"defaults": bundle.defaults} if member.role == "student" else {}
-    return {**member.about, **own}, {"said": said, "licence": licence_of(bundle.manifest) or ""}
+    words = {"said": said if bundle.words else "", "licence": licence_of(bundle.manifest) or ""}
+    return {**member.about, **own}, words
 
 
 def write_folder(

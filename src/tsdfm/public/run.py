@@ -15,8 +15,10 @@ from tsdfm.public.causal import causal_folder, is_causal, start_for
 from tsdfm.public.layouts import DEFAULTS
 from tsdfm.public.model import read_public
 from tsdfm.public.settings import ImportSettings, check_start
+from tsdfm.settings import build
 from tsdfm.store.bundle import find_member
 from tsdfm.store.checkpoint import Store, has_checkpoint
+from tsdfm.store.defaults import SampleDefaults
 from tsdfm.store.files import write_json
 from tsdfm.store.folder import must_be_new, whole
 from tsdfm.store.manifest import NAME as MANIFEST
@@ -30,8 +32,7 @@ def run(settings: ImportSettings) -> Path:
     """Read, recognise, check and write; returns the run folder."""
     must_be_new(settings.out, "--out")
     if find_member(settings.source, "student") is not None or has_checkpoint(settings.source):
-        use = f"tsdfm sample {settings.source}"
-        raise UserError(f"{settings.source} is a model of tsdfm already: use it as it is, as in `{use}`")
+        raise UserError(f"{settings.source} is a model of tsdfm already: every command takes it as it is")
     if settings.tokens is not None:
         return write_start(settings, settings.tokens)
     if settings.noise != "uniform":
@@ -53,6 +54,7 @@ def run(settings: ImportSettings) -> Path:
     parts = {"model": dict(found.weights()), **({REST: rest} if rest else {})}
     about = {"origin": found.origin, "config": dict(found.config)}
     if isinstance(told := found.config.get(DEFAULTS), dict):
+        build(SampleDefaults, told, DEFAULTS)  # which refuses what could not be sampled by
         about["defaults"] = told
     write_run(settings, found.found.kind, found.spec, found.tokenizer, parts, about)
     told = f"{found.found.kind}, {weights_of(parts)} weights, {found.spec.source} source"

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from tsdfm.distil.settings import NavigateSettings, PolicyName
 from tsdfm.errors import UserError
 from tsdfm.ranges import SEED
-from tsdfm.samples.defaults import JUMP, QUICK, How
+from tsdfm.samples.defaults import QUICK, How
 from tsdfm.settings import ModelPath, Name, OutFile, Settings, option, required
+from tsdfm.store.defaults import JUMP
 
 if TYPE_CHECKING:
     from tsdfm.report.runs import TrainedRun

@@ -5,28 +5,17 @@ What such a student became by an export, and an import of that, is sampled like 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from tsdfm.settings import Settings, build, option
+from tsdfm.settings import build
+from tsdfm.store.defaults import SampleDefaults
 
 if TYPE_CHECKING:
     from tsdfm.samples.settings import SampleSettings
 
-JUMP = "how a state moves: auto is the method's own; euler, cumulative, ancestral, or one that a method brings"
 How = Literal["auto", "record", "compile", "off"]
 QUICK = "on a GPU, replay recorded passes: auto where it pays, record at once, compile before (slow start), or off"
-
-
-@dataclass(frozen=True, kw_only=True)
-class SampleDefaults(Settings):
-    """What `tsdfm sample` does with a shipped student unless it is told otherwise."""
-
-    n: int = option(2, "texts to write", low=1)
-    steps: int = option(8, "network passes for each text", low=1)
-    temperature: float = option(1.0, "below 1 is safer and narrower", low=0)
-    jump: str = option("auto", JUMP)
 
 
 RUNS = SampleDefaults(n=4, steps=16)

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from tsdfm.errors import UserError
-from tsdfm.samples.defaults import SampleDefaults, manner_of
+from tsdfm.samples.defaults import manner_of
 from tsdfm.samples.given import as_prompts
 from tsdfm.samples.guide import compass_for, guide_from
 from tsdfm.samples.model import Moment, Samples, TextModel, load
@@ -18,6 +18,7 @@ from tsdfm.samples.prefixes import read_prefixes
 from tsdfm.samples.settings import SampleSettings
 from tsdfm.samples.trajectory import Trajectory
 from tsdfm.store.bundle import default_model
+from tsdfm.store.defaults import SampleDefaults
 from tsdfm.store.files import write_text
 from tsdfm.terminal import progress, visible
 

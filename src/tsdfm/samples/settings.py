@@ -8,8 +8,9 @@ from typing import Literal
 
 from tsdfm.distil.settings import NavigateSettings, PolicyName
 from tsdfm.ranges import SEED
-from tsdfm.samples.defaults import JUMP, QUICK, How
+from tsdfm.samples.defaults import QUICK, How
 from tsdfm.settings import ModelPath, OutFile, Settings, option
+from tsdfm.store.defaults import JUMP
 
 
 @dataclass(frozen=True, kw_only=True)

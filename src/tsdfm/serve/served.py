@@ -23,13 +23,14 @@ from tsdfm.flow.noise import JoinedNoise, sent
 from tsdfm.flow.walk import begin
 from tsdfm.methods import bound_of
 from tsdfm.nn.network import TokenNet
-from tsdfm.samples.defaults import RUNS, SampleDefaults, defaults_of
+from tsdfm.samples.defaults import RUNS, defaults_of
 from tsdfm.samples.given import Given
 from tsdfm.samples.guide import Guide, compass_for, own_compass
 from tsdfm.samples.lengths import bounds
 from tsdfm.samples.model import TextModel, load
 from tsdfm.samples.quick import Pass, row_by_row, settled
 from tsdfm.serve.row import Crowd, Row, gathered
+from tsdfm.store.defaults import SampleDefaults
 
 ROWS = 64  # texts in the largest batch, where nothing else was asked for: a GPU is long busy then
 FEW = 8  # texts in the running batch of a CPU: with more, each takes longer and none is done sooner

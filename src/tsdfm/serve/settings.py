@@ -48,8 +48,10 @@ class ServeSettings(Settings):
             if not re.fullmatch(r"\*|[\w.-]+|\[[0-9a-fA-F:.]+\]", name):
                 raise UserError(f"{name} is no name of a machine: leave out http://, the port and the path")
         for origin in self.origins:
-            if not re.fullmatch(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+", origin):
-                raise UserError(f"{origin} is no origin: write one as https://example.org, without a path")
+            written = re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s?#A-Z]+", origin)
+            if not written or re.fullmatch(r"http://.*:80|https://.*:443", origin):  # browsers leave these out
+                told = "in small letters, without a path or the usual port"
+                raise UserError(f"{origin} is no origin: write one as https://example.org, {told}")
         if self.max_n > self.queue:
             raise UserError(f"max_n is {self.max_n} and only {self.queue} texts may wait: raise --queue")
         if self.workers > 1 and ":" in self.device:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tsdfm.store.bundle import FACTS
+from tsdfm.store.bundle import FACTS, UNSAID
 
 NOTED = (
     "name",
@@ -39,7 +39,7 @@ STORED = {
 def card_text(manifest: Mapping[str, Any], given: str | None) -> str:
     """The whole card in Markdown."""
     name = manifest["name"]
-    said = given.strip() if given else f"# {name}\n\nIts maker has written nothing about its data, licence and limits."
+    said = given.strip() if given else f"# {name}\n\n{UNSAID}"
     facts = [
         f"{FACTS} from the manifests of the runs, {manifest['created'][:10]}, tsdfm {manifest['versions']['tsdfm']}.",
         networks(manifest["members"]),

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tsdfm.samples.defaults import SampleDefaults
 from tsdfm.settings import ModelPath, Settings, option, required
+from tsdfm.store.defaults import SampleDefaults
 
 
 @dataclass(frozen=True, kw_only=True)

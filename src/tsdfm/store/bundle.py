@@ -39,6 +39,7 @@ STAGE = "ship"
 FORMAT = 2
 READS = (1, 2)  # 1 had no coded weights
 CARD = "card.md"
+UNSAID = "Its maker has written nothing about its data, licence and limits."
 FACTS = "## Facts\n\nWritten by `tsdfm ship`"  # where a card's facts begin, after its maker's words
 ROLES = ("student", "teacher", "compass")
 BASE = "teacher"  # the one from which the others may be stored as differences
@@ -66,9 +67,10 @@ class Bundle:
 
     @property
     def words(self) -> str:
-        """What its maker says of it: its card without the facts; empty where there is none."""
+        """What its maker says of it: its card without the facts; empty where there is none, or nothing was written."""
         path = self.folder / CARD
-        return read_text(path).partition(FACTS)[0].strip() if path.is_file() else ""
+        said = read_text(path).partition(FACTS)[0].strip() if path.is_file() else ""
+        return "" if said.endswith(UNSAID) else said
 
     def member(self, role: str) -> Member:
         """One of its models."""

@@ -26,13 +26,14 @@ MEASURES = ("text_bits", "data_bits", "pool_bits", "data_pool_bits")
 """Entropy of a text's tokens and of all texts' tokens together, of the student's texts and of as many of the data's."""
 
 
-def histogram_bits(tokens: Tensor, vocab: int, world: Processes) -> Tensor:
+def histogram_bits(tokens: Tensor, vocab: int, world: Processes, counted: Tensor | None = None) -> Tensor:
     """The mean over rows [n, L] of the entropy of a row's tokens, and the entropy of all tokens together: [2], bits.
 
-    With several processes both are of all their rows.
+    Only the tokens that are `counted` [n, L], if that is given. With several processes both are of all their rows.
     """
     counts = torch.zeros(len(tokens), vocab, device=tokens.device)
-    counts.scatter_add_(1, tokens, torch.ones_like(tokens, dtype=counts.dtype))
+    each = torch.ones_like(tokens, dtype=counts.dtype) if counted is None else counted.to(counts.dtype)
+    counts.scatter_add_(1, tokens, each)
     mean, pool = bits(counts).mean()[None], counts.sum(0)
     if world.size > 1:
         both = torch.cat([mean / world.size, pool])
@@ -43,7 +44,7 @@ def histogram_bits(tokens: Tensor, vocab: int, world: Processes) -> Tensor:
 
 def bits(counts: Tensor) -> Tensor:
     """The entropy of the frequencies that counts […, |V|] give."""
-    p = counts / counts.sum(-1, keepdim=True)
+    p = counts / counts.sum(-1, keepdim=True).clamp(min=1)
     return torch.xlogy(p, p).sum(-1) / -math.log(2)
 
 
@@ -69,9 +70,10 @@ class Watch:
         return {f"{part}.{name}": x for part, net in self.networks.items() for name, x in net.state_dict().items()}
 
     @torch.no_grad()
-    def add(self, texts: Tensor, data: Tensor, vocab: int) -> None:
-        """Measure the student's texts beside the data's, both [n, L]."""
-        found = torch.stack([histogram_bits(x, vocab, self.world) for x in (texts, data)], dim=1).flatten()
+    def add(self, texts: Tensor, data: Tensor, vocab: int, given: Tensor | None = None) -> None:
+        """Measure the student's texts beside the data's, both [n, L], but for what is `given` [n, L] in both."""
+        own = None if given is None else ~given
+        found = torch.stack([histogram_bits(x, vocab, self.world, own) for x in (texts, data)], dim=1).flatten()
         self.sums += torch.cat([found, torch.ones_like(found[:1])])
         self.found = dict(zip(MEASURES, found.unbind(), strict=True))
 

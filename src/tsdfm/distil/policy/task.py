@@ -94,7 +94,8 @@ class PolicyTask(BoundTask):
     def loss(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Mapping[str, Tensor]]:
         self.watch.look(step)
         tried, free = self.tries(model, batch), slice(self.spec.anchor, None)
-        self.watch.add(tried.x[:: self.asked.texts, free], batch.tokens[:, free], self.spec.vocab)
+        texts, given = (every[:: self.asked.texts, free] for every in (tried.x, tried.given))
+        self.watch.add(texts, batch.tokens[:, free], self.spec.vocab, given)
         worth, counts, told = self.judged(tried, batch.tokens, step)
         with torch.set_grad_enabled(step >= self.asked.alone):
             logs = torch.where(counts, self.logs(model, tried), 0.0)
