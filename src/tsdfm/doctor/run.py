@@ -178,8 +178,12 @@ def teacher_needs(teacher: Any, start: VelocitySpec | None, vocab: int, length: 
         "parameters": f"{count / 1e6:.1f}M; with step-size conditioning {student / 1e6:.1f}M",
         "tokens per step": f"{loop.batch * length:,}",
         "work per step": f"{3 * flops * loop.batch * length / 1e12:.2f} TFLOP",
-        "memory, one device": f"{memory(shape, count, vocab, micro * length) / 2**30:.1f} GiB at {micro} rows",
+        "memory, one device": f"{memory(shape, count, vocab, micro * length) / 2**30:.1f} GiB at {micro} rows"
+        + TAKEN * (decoder is not None),
     }
+
+
+TAKEN = ", activations as of a DDiT"  # a decoder's were not measured
 
 
 def vocab_of(tokens: TokensSettings) -> int:
@@ -201,7 +205,7 @@ def compass_needs(compass: CompassSettings, teacher: VelocitySpec | None, rows: 
     return {
         "compass": f"{shape.depth} blocks of width {shape.width}, {count / 1e6:.1f}M",
         "compass, tokens per step": f"{compass.loop.batch * states * length:,} ({states} states a positive)",
-        "compass, memory": f"{room:.1f} GiB at {micro} positives",
+        "compass, memory": f"{room:.1f} GiB at {micro} positives" + TAKEN * (decoder is not None),
     }
 
 
@@ -209,7 +213,7 @@ def memory(shape: Shape, count: int, vocab: int, tokens: int) -> float:
     """Bytes of a training step, estimated: 20 a parameter (weight, gradient, two moments, average) and activations.
 
     46 bytes a unit of width and block, and 8 a logit, were read off compiled bf16 steps on one H200 (docs/log.md);
-    recomputing activations leaves the blocks' inputs only. A decoder's were not measured: it is taken for a DDiT.
+    recomputing activations leaves the blocks' inputs only. A decoder is taken for a DDiT.
     """
     per_block = 4 if shape.checkpoint else 46
     return 20.0 * count + tokens * (per_block * shape.depth * shape.width + 8.0 * vocab)
