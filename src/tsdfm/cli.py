@@ -313,6 +313,8 @@ def print_json(verb: Verb, settings: Any) -> None:
     """Run a verb; what it would print is kept back, and what it returns is printed as one JSON value."""
     if getattr(settings, "stream", False):
         raise UserError("--stream writes JSON lines where stdout is no terminal: leave out --json, or --stream")
+    if getattr(settings, "live", False):
+        raise UserError("--live plays the texts in a terminal: leave out --json, or --live")
     with contextlib.redirect_stdout(io.StringIO()):
         made = load(verb.run)(settings)
     print(json.dumps(plain(made), ensure_ascii=False, indent=2))

@@ -134,6 +134,15 @@ def test_what_a_blind_student_would_not_use_is_refused(tmp_path: Path, capsys: p
     assert "compass is empty: give a path" in capsys.readouterr().err
 
 
+def test_what_sample_would_not_use_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for more, said in (
+        (["--navigate.k", "3"], "--navigate is for --guide"),
+        (["--live", "--json"], "leave out --json, or --live"),
+    ):
+        assert main(["sample", "--n", "1", "--steps", "1", "--device", "cpu", *more]) == 2
+        assert said in capsys.readouterr().err
+
+
 def test_the_pipeline_writes_the_table_and_is_not_run_twice(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = json.loads((demo / "report" / "metrics.json").read_text())
     models = [(method, source) for source in ("uniform", "mask") for method in METHODS]

@@ -83,6 +83,11 @@ def test_csv(tmp_path: Path, name: str, data: bytes) -> None:
     assert [d.prompt for d in asked] == ["0", "1", "2", "3"]
 
 
+def test_columns_may_end_at_semicolons(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('id;text\n1;one, two\n2;"a;b"\n')
+    assert texts_of(tmp_path) == ["one, two", "a;b"]
+
+
 def test_a_csv_cell_may_hold_a_book(tmp_path: Path) -> None:
     book = "word " * 100_000
     (tmp_path / "a.csv").write_text(table(texts=[book]), newline="")
@@ -142,7 +147,8 @@ def test_cuts_of_a_text_file(tmp_path: Path) -> None:
         (b'{"text": "fine"}\n\n{"txt": "x"}\n', r"line 3 has no field 'text'; did you mean 'txt'"),
         (b'{"text": 5}\n', r"line 1: field 'text' holds int, not text"),
         (b'["text"]\n', r"line 1 is not a JSON object"),
-        (b'{"text": "\xff"}\n', r"a\.jsonl is not UTF-8 text \(byte 0xff\): .*iconv"),
+        (b'{"text": "\xff"}\n', r"a\.jsonl is not UTF-8 text \(byte 0xff\): .*iconv -f latin1 "),
+        ('{"text": "a"}\n'.encode("utf-16"), r"a\.jsonl is not UTF-8 text \(byte 0xff\): .*iconv -f utf-16 "),
     ],
 )
 def test_broken_lines_are_named(tmp_path: Path, content: bytes, message: str) -> None:
@@ -160,6 +166,9 @@ def test_wrong_paths_are_answered(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="set kind to"):
         texts_of(tmp_path / "a.bin")
     assert texts_of(SourceSettings(path=tmp_path / "a.bin", kind="text")) == ["x"]
+    (tmp_path / "a.txt").write_text("y")
+    with pytest.raises(UserError, match=r"no file of kind csv in .*: leave kind out"):
+        texts_of(SourceSettings(path=tmp_path, kind="csv"))
     with pytest.raises(UserError, match="either path"):
         SourceSettings()
 

@@ -67,7 +67,8 @@ def test_files_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture
     empty.write_text("\n \n")
     broken.write_text('{"text": "a"}\n{"tex": "a"}\n')
     other.write_text('{"text": 3}\n')
-    cases = ((tmp_path / "no.txt", "no file"), (empty, "no text"), (broken, "line 2"), (other, "must be strings"))
+    cases = ((tmp_path / "no.txt", "no file"), (empty, "no text"), (broken, "line 2"), (other, "must be strings"),
+             (tmp_path / "a.csv", r"make a \.txt or \.jsonl file"))  # fmt: skip
     for path, said in cases:
         with pytest.raises(UserError, match=said):
             read_texts(path)

@@ -56,6 +56,11 @@ def test_trained_resumed_sampled_and_played(kind: str, teachers: dict[str, Path]
     assert int(made.tokens.max()) < model["vocab"]
     again = loaded.sample(n=1, steps=2, seed=1, first=2)  # its λ too belongs to the text
     assert torch.equal(again.tokens[0], made.tokens[2])
+    out, back = str(tmp_path / "export"), str(tmp_path / "back")
+    assert main(["export", str(tmp_path / "whole"), "--to", out]) == 0  # in no public layout: those know no λ
+    assert main(["import", out, "--out", back]) == 0
+    for place in (out, back):
+        assert torch.equal(tsdfm.load(place, "cpu").sample(n=3, steps=2, seed=1).tokens, made.tokens)
 
 
 def test_every_text_draws_a_number_in_every_step(teachers: dict[str, Path], tokens: Path, tmp_path: Path) -> None:

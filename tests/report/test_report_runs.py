@@ -12,6 +12,8 @@ import torch
 
 import tsdfm
 from tsdfm.cli import main
+from tsdfm.corpus.run import run as make_corpus
+from tsdfm.corpus.settings import CorpusSettings
 from tsdfm.errors import UserError
 from tsdfm.report.cells import shared_start
 from tsdfm.report.commands.diversity import allocation, diversity, sources, walk
@@ -92,6 +94,20 @@ def test_tokens_of_another_tokenizer_are_refused(report_home: Path, mixed: Path,
     assert capsys.readouterr().err == f"tsdfm: {said}\n"
     assert not (mixed / "report").exists()
     assert main(asked) == 0
+
+
+def test_tokens_of_which_nothing_is_held_out(report_home: Path, mixed: Path, capsys: Capture) -> None:
+    """Nothing is sampled for a table that needs held-out text; the others do without."""
+    (mixed.parent / "texts.txt").write_text("Mia has a dog.\n" * 99)
+    corpus = make_corpus(CorpusSettings(path=mixed.parent / "texts.txt", cut="lines", valid=0, out=mixed / "corpus"))
+    same = {"tokenizer_files": report_home / "tokens", "length": 32, "layout": "packed", "workers": 1}
+    none = make_tokens(TokensSettings(**same, corpus=corpus, out=mixed / "none"))
+    asked = [str(mixed), "--steps", "2", "--samples", "2", "--world", "small", "--device", "cpu"]
+    assert main(["report", "measure", *asked, "--tokens", str(none)]) == 2
+    assert "the valid split of" in capsys.readouterr().err
+    assert not (mixed / "report" / "cells").exists()
+    assert main(["report", "main", *asked, "--tokens", str(none)]) == 0
+    assert "no held-out text was found" in (mixed / "report" / "main.md").read_text()
 
 
 def test_what_is_no_run_is_refused(report_home: Path, tmp_path: Path) -> None:

@@ -89,8 +89,15 @@ def test_files_of_prefixes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert read_prefixes(plain) == read_prefixes(str(plain)) == ["Mia has ", '{"Tom"', '"Ben"']
     lines.write_text('{"prefix": "Mia\\n"}\n{"prompt": "Tom"}\n{"text": "", "n": 1}\n', encoding="utf-8")
     assert read_prefixes(lines) == ["Mia\n", "Tom", ""]
-    monkeypatch.setattr("sys.stdin", io.StringIO("Mia\nTom\n"))
+    lines.write_text('{"prefix": "Mia"}\n{"prefix": "Tom"}\n', encoding="utf-8-sig")
+    assert read_prefixes(lines) == ["Mia", "Tom"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\ufeffMia\nTom\n"))
     assert read_prefixes("-") == ["Mia", "Tom"]
+    with pytest.raises(UserError, match=r"make a \.txt or \.jsonl file of it"):
+        read_prefixes(tmp_path / "a.csv")
+    lines.write_text("Zoë", encoding="latin-1")
+    with pytest.raises(UserError, match="is not UTF-8 text: convert it"):
+        read_prefixes(lines)
     for text, said in (
         ("\n", "holds no text"),
         ('{"prefix": "a"}\nb\n', "line 2: expected"),

@@ -71,7 +71,7 @@ def test_a_damaged_manifest_is_one_line(tmp_path: Path, content: str) -> None:
 def test_missing_things_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no folder"):
         read_manifest(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="has not finished"):
+    with pytest.raises(UserError, match="no stage of tsdfm made it, or it was not finished"):
         read_manifest(tmp_path)
     with pytest.raises(UserError, match="no file or folder"):
         input_sha256(tmp_path / "nowhere")

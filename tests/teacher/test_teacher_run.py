@@ -135,6 +135,9 @@ def test_another_objective_is_another_run(trained: DFMSettings) -> None:
     for change in ({"loss": "generalised-kl"}, {"schedule": "cosine"}, {"time_power": 0.5}):
         with pytest.raises(UserError, match=f"cannot resume .*{next(iter(change))}"):
             run(dataclasses.replace(trained, resume=True, **change))
+    other = dataclasses.replace(trained.optim, rule="muon" if trained.optim.rule == "adamw" else "adamw")
+    with pytest.raises(UserError, match=r"cannot resume .*: optim\.rule was"):  # not what only one of the two has
+        run(dataclasses.replace(trained, resume=True, optim=other))
     wider = dataclasses.replace(trained.net, width=64)
     with pytest.raises(UserError, match="cannot resume"):
         run(dataclasses.replace(trained, resume=True, net=wider))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import csv
 import gzip
@@ -67,10 +68,9 @@ def open_text(path: Path, offset: int = 0) -> Iterator[IO[str]]:
         with _open_bytes(path, offset) as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="\n") as text:
             yield text
     except UnicodeDecodeError as problem:
-        byte = problem.object[problem.start]
-        raise UserError(
-            f"{path} is not UTF-8 text (byte {byte:#04x}): convert it, as by `iconv -f latin1 -t utf-8`"
-        ) from None
+        byte, wide = problem.object[problem.start], problem.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        convert = f"iconv -f {'utf-16' if wide else 'latin1'} -t utf-8"
+        raise UserError(f"{path} is not UTF-8 text (byte {byte:#04x}): convert it, as by `{convert}`") from None
     except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as problem:
         raise UserError(f"{path} is damaged or cut short ({problem}): fetch it again") from None
     except FileNotFoundError:
@@ -191,13 +191,14 @@ def read_jsonl(path: Path, field: str, prompt: str | None = None) -> Iterator[Do
 
 
 def read_csv(path: Path, field: str, prompt: str | None = None) -> Iterator[Document]:
-    """One document from each row below the header; columns end at tabs if the name or the header says so."""
+    """One document from each row below the header; columns end at tabs or semicolons if the header has them."""
     with open_text(path) as file:
         head = file.readline()
-        tabs = ".tsv" in (suffix.lower() for suffix in path.suffixes) or ("\t" in head and "," not in head)
+        ends = [] if "," in head else [sign for sign in "\t;" if sign in head]
+        ends = ["\t"] if ".tsv" in (suffix.lower() for suffix in path.suffixes) else [*ends, ","]
         csv.field_size_limit(max(csv.field_size_limit(), 1 << 28))  # csv's own, 128 kB, is less than a book
         try:
-            rows = csv.reader(itertools.chain([head], file), delimiter="\t" if tabs else ",", strict=True)
+            rows = csv.reader(itertools.chain([head], file), delimiter=ends[0], strict=True)
             names = next(rows, [])
             for number, cells in enumerate(rows, 1):
                 if not cells:
@@ -245,7 +246,7 @@ def pick(row: Mapping[str, Any], field: str, where: str, setting: str = "field")
     for name in field.split("+"):
         if name not in row:
             raise UserError(
-                f"{where} has no field {name!r}{nearest(name, row)}; set `{setting}` to the one with the text"
+                f"{where} has no field {name!r}{nearest(name, row)} (`{setting}` names the one with the text)"
             )
         if not isinstance(row[name], str):
             raise UserError(f"{where}: field {name!r} holds {type(row[name]).__name__}, not text")

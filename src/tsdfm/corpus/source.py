@@ -215,6 +215,8 @@ def find_files(source: SourceSettings) -> list[Path]:
         return [root]
     inside = [p for p in root.rglob("*") if p.is_file() and not _hidden(p.relative_to(root))]
     found = [p for p in inside if file_kind(p) is not None and kind in ("auto", file_kind(p))]
+    if not found and kind != "auto":
+        raise UserError(f"no file of kind {kind} in {root}: leave kind out to read files of every kind")
     if not found:
         raise UserError(
             f"nothing to read in {root}: it has no .txt, .md, .jsonl, .csv (.gz, .xz, .zst) or .parquet file"

@@ -215,7 +215,7 @@ class TrainingRun:
         now, usual = flat(self.identity()), flat({"optim": to_dict(OptimSettings()), **self.usual})
         # what a checkpoint had before there was a dial for it
         then = {name: value for name, value in usual.items() if name in now} | flat(state["identity"])
-        for name in sorted(then.keys() | now.keys()):
+        for name in sorted(then.keys() | now.keys(), key=lambda name: (None in (then.get(name), now.get(name)), name)):
             if f"inputs.{name}" not in then and then.get(name) != now.get(name):  # of inputs the hashes count
                 raise UserError(
                     f"cannot resume {checkpoint}: {name} was {then.get(name)} and is now {now.get(name)}; "

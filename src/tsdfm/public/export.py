@@ -127,7 +127,7 @@ def kind_for(spec: VelocitySpec, manifest: Mapping[str, Any]) -> str:
         for kind, known in KINDS.items()
         if {name: known.words()[name] for name in mine} == mine and known.mask in (None, spec.source == "mask")
     ]
-    if spec.shape.positions or spec.decoder is not None or not fitting:
+    if spec.shape.positions or spec.decoder is not None or spec.latent or not fitting:
         return OWN
     return spec.method if spec.method in fitting else fitting[0]
 

@@ -26,6 +26,7 @@ from tsdfm.settings import build, defaults, flat, to_dict
 from tsdfm.store.bundle import is_bundle, whereabouts
 from tsdfm.store.manifest import NAME as MANIFEST
 from tsdfm.store.manifest import read_manifest
+from tsdfm.tokens.rows import valid_rows
 
 SAMPLES = 64
 GUIDED = 32  # guided texts cost several times as much
@@ -91,7 +92,8 @@ class Desk(Bench):
 
     @cached_property
     def _real(self) -> Row | None:
-        return self.target(self.runs.tokens) if self.runs.tokens is not None else None
+        tokens = self.runs.tokens
+        return self.target(tokens) if tokens is not None and valid_rows(tokens) is not None else None
 
     def real(self, judge: str | None = None) -> Row | None:
         """The row of held-out text, if there is such text, under the first judge or another."""

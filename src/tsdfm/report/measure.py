@@ -27,6 +27,7 @@ from tsdfm.report.summary import by_steps, every_row, texts_of
 from tsdfm.store.bundle import on_disk
 from tsdfm.store.files import write_json
 from tsdfm.store.manifest import write_manifest
+from tsdfm.tokens.rows import TokenRows
 
 
 def command(settings: MeasureRunsSettings) -> Path:
@@ -35,6 +36,7 @@ def command(settings: MeasureRunsSettings) -> Path:
     named = {name: getattr(settings, name) for name in ("steps", "teacher_steps", "show", "frontier")}
     asked, models = replace(desk.asked, **named), [model.place for model in desk.runs.models]
     tokens = desk.runs.tokens_or_refuse()
+    TokenRows(tokens, "valid")  # which refuses a folder without held-out text before anything is sampled
     with join(settings.device) as peers:
         if peers.size > 1:  # each process samples its part, and the first finds all of it
             peers.together(lambda: share(replace(asked, device=str(peers.device)), models, desk.report, peers))

@@ -181,6 +181,8 @@ class TextModel:
         """
         if n < 1:
             raise UserError(f"the number of samples must be at least 1, not {n}")
+        if guide is not None and not isinstance(guide, Guide):
+            raise UserError(f"guide is a Guide, which tsdfm.samples.guide.guide_from makes, not {guide!r}")
         if prefix is not None and prompts is not None:
             raise UserError("prompts is another word for prefix: give one of the two")
         spec = self.velocity.spec

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from tsdfm.distil.settings import NavigateSettings
 from tsdfm.errors import UserError
 from tsdfm.samples.defaults import manner_of
 from tsdfm.samples.given import as_prompts
@@ -46,6 +47,8 @@ def run(
             "--compass guides nothing without --guide sequence, token or sequence-to-token, "
             "and scores nothing without --save-trajectory or --live"
         )
+    if settings.guide == "blind" and replace(settings.navigate, blocks=0) != NavigateSettings():
+        raise UserError("--navigate is for --guide sequence, token or sequence-to-token: name one, or leave it out")
     if settings.navigate.blocks and settings.guide in ("blind", "token"):
         raise UserError(f"--guide {settings.guide} chooses among no candidates: use sequence, or no --navigate.blocks")
     place = settings.model or default_model()

@@ -61,6 +61,7 @@ def _takes_a_stream(path: Path) -> bool:
     return own or (path.exists() and not path.is_file() and not path.is_dir())
 
 
+TABLES = {".csv", ".tsv", ".parquet", ".gz", ".xz", ".zst"}  # what a corpus may be, and a list of texts may not
 MEND = "make it again, or restore it from a copy"
 
 
@@ -116,15 +117,17 @@ def parse_json(text: str) -> Any:
 
 
 def read_text(path: Path) -> str:
-    """The text of a UTF-8 file, or of stdin where the path is `-`."""
+    """The text of a UTF-8 file, or of stdin where the path is `-`, without a byte-order mark before it."""
     try:
-        return (sys.stdin.read() if sys.stdin else "") if str(path) == "-" else path.read_text(encoding="utf-8")
+        if str(path) == "-":
+            return sys.stdin.read().removeprefix("\ufeff") if sys.stdin else ""
+        return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise UserError(f"no file at {path}") from None
     except OSError as problem:
         raise UserError(f"cannot read {path} ({problem.strerror})") from None
     except UnicodeDecodeError:
-        raise UserError(f"{path} is not UTF-8 text: {MEND}") from None
+        raise UserError(f"{path} is not UTF-8 text: convert it to UTF-8, or restore it from a copy") from None
 
 
 def text_lines(path: Path, *, empty: bool = False) -> list[tuple[int, str]]:
@@ -132,6 +135,8 @@ def text_lines(path: Path, *, empty: bool = False) -> list[tuple[int, str]]:
 
     There must be some, unless it may be `empty`.
     """
+    if path.suffix in TABLES:
+        raise UserError(f"{path} is read neither as lines nor as JSON lines: make a .txt or .jsonl file of it")
     text = read_text(path)
     lines = [(number, line.removesuffix("\r")) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not lines and not empty:

@@ -89,7 +89,8 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise UserError(f"no folder at {folder}: give the output folder of an earlier stage")
     if not path.is_file():
-        raise UserError(f"{folder} has no {NAME}: the stage that makes it has not finished; run it again")
+        more = "no stage of tsdfm made it, or it was not finished (of texts, `tsdfm corpus --path` makes a corpus)"
+        raise UserError(f"{folder} has no {NAME}: {more}")
     return checked_manifest(path)
 
 
