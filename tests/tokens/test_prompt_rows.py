@@ -136,7 +136,7 @@ def test_what_is_refused(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFix
     for more, said in (
         (["--path", str(tmp_path / "plain.txt")], "prompts come from jsonl, csv, parquet or the hub"),
         (["--path", str(tmp_path / "half.jsonl"), "--field", "answer"], "has no field 'answer'"),
-        (["--path", str(tmp_path / "half.jsonl"), "--field", "reply", "--prompt", "asked"], "set `prompt` to the one"),
+        (["--path", str(tmp_path / "half.jsonl"), "--field", "reply", "--prompt", "asked"], "`prompt` names the one"),
         (["--name", "world:small", "--limit", "3"], "a world has no field"),
     ):
         assert main([*words, *more]) == 2
