@@ -137,7 +137,11 @@ def test_a_teacher_besides_what_it_starts_from(teachers: dict[str, Path], tokens
 
 
 def test_what_cannot_be(
-    teachers: dict[str, Path], tokens: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    teachers: dict[str, Path],
+    tokens: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     words = ["train", "idlm", "--tokens", str(tokens), "--out", str(tmp_path / "no"), "--loop.device", "cpu"]
     words += ["--init-from", str(teachers["mask"])]
@@ -157,4 +161,8 @@ def test_what_cannot_be(
     ):
         assert main([*words, *more]) == 2
         assert why in capsys.readouterr().err
+    monkeypatch.setattr("tsdfm.machine.memory", lambda: 2**23)
+    for more, advice in (([], "or set loop.micro"), (["--auxiliary.steps", "2"], "lower loop.batch")):
+        assert main([*words, "--loop.batch", "4096", *more]) == 2
+        assert capsys.readouterr().err.endswith(f"{advice}\n")
     assert not (tmp_path / "no").exists()

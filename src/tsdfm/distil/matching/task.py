@@ -66,6 +66,7 @@ class MatchingTask(StudentTask):
         super().__init__(settings, spec, valid, replace(made_of, floor=Weighed(made_of.floor, anchor_weight)), bound)
         self.match, self.watch, self.auxiliary, self.anchor_weight = match, watch, match.auxiliary, anchor_weight
         self.running = Running(settings.loop.batch, spec.length, self.schedule)
+        self.whole = settings.auxiliary.steps > 1
 
     def bind(self, context: Context) -> None:
         super().bind(context)
