@@ -18,6 +18,8 @@ from typing import Any
 
 from tsdfm.errors import UserError
 
+NO_MEMORY = "there is not enough memory"
+
 
 def interrupt(number: int, frame: FrameType | None) -> None:
     """Ctrl-C. A library that is being loaded would answer it in words of its own, or swallow it: then end at once.
@@ -115,7 +117,7 @@ def in_words(problem: Exception) -> str | None:
     """One line for what a machine can do to any program: no memory, no disk, a file it may not read; else None."""
     if isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError":
         why = f" ({first_line(problem)})" if str(problem) else ""
-        return f"there is not enough memory{why}: lower the batch, or use a smaller model"
+        return f"{NO_MEMORY}{why}: lower the batch, or use a smaller model"
     if not isinstance(problem, OSError) or problem.errno is None:
         return None
     if problem.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -335,6 +335,14 @@ def test_no_value_is_read_between_reports(tmp_path: Path, monkeypatch: pytest.Mo
     assert set(reads) == {5}
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="a GPU's memory")
+def test_a_line_has_the_memory_of_a_gpu(tmp_path: Path) -> None:
+    held = torch.empty(2**28, dtype=torch.int8, device="cuda")
+    train(tmp_path / "run", Processes(device=torch.device("cuda")), loop={"steps": 2})
+    assert all(0.25 <= line["peak_gib"] < 100 for line in read_metrics(tmp_path / "run", "train"))
+    del held
+
+
 def test_metrics_of_an_earlier_life_are_dropped(tmp_path: Path) -> None:
     first = Metrics(tmp_path)
     for step in (1, 2, 3):

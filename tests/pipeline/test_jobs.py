@@ -65,6 +65,26 @@ def test_what_broke_off_is_begun_again_and_what_was_refused_is_not(tmp_path: Pat
     assert made.failed.keys() == {"d", "c"}
 
 
+def test_what_finds_no_memory_beside_others_waits_until_fewer_run(tmp_path: Path) -> None:
+    """b and d begin together; d finds no memory while b runs, and is begun again after b. Alone, it is refused."""
+    script = (
+        "import sys,time,pathlib;key,home=sys.argv[1],pathlib.Path(sys.argv[2]);(home/key).touch();"
+        "print('works' if (home/'b-ended').exists() or key!='d' else 'tsdfm: there is not enough memory: lower it');"
+        "[time.sleep(0.02) for _ in range(500) if key=='b' and not (home/'d').exists()];"
+        "time.sleep(0.5*(key=='b'));ended=(home/'b-ended').exists();key!='b' or (home/'b-ended').touch();"
+        "sys.exit(0 if key!='d' or ended else 2)"
+    )
+    said: list[str] = []
+    made = crew(tmp_path, said)
+    made.command = lambda key: [sys.executable, "-c", script, key, str(tmp_path)]
+    made.run()
+    assert any(line.startswith("── d found no memory beside the others") for line in said)
+    assert said.index("── d begins again") > next(i for i, line in enumerate(said) if line.startswith("── b is done"))
+    made = crew(tmp_path, said, most=1, script="print('tsdfm: there is not enough memory');raise SystemExit(2)")
+    with pytest.raises(UserError, match="a: tsdfm: there is not enough memory"):
+        made.run()
+
+
 def test_no_more_than_asked_for_run_at_once(tmp_path: Path) -> None:
     said: list[str] = []
     with pytest.raises(UserError):

@@ -20,6 +20,7 @@ from pathlib import Path
 from signal import SIGTERM
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from tsdfm import terminal
@@ -304,6 +305,8 @@ class TrainingRun:
         steps, tokens = done.step - self._reported[0], done.tokens - self._reported[1]
         self._reported = (done.step, done.tokens)
         speed = {"tokens": done.tokens, "tokens_per_s": tokens / seconds, "seconds": seconds}
+        if self.world.device.type == "cuda":
+            speed["peak_gib"] = torch.cuda.max_memory_reserved(self.world.device) / 2**30
         values = {**means, "lr": lr_at(done.step - 1, self.loop.steps, self.optim), **speed}
         self.log.write(done.step, "train", values)
         self.log.report(done.step, values, seconds / max(1, steps))

@@ -5,6 +5,7 @@ Small models leave most of a large GPU idle; several of them share it well (bett
 
 Under MPS an error of one process on the device, or a process that is killed, can take all the others along. So one that
 broke off is begun again from its last checkpoint; one that was refused its settings (code 2) or told to stop is not.
+One that found no memory beside others is begun again when fewer of them run.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from typing import IO
 from tsdfm import terminal
 from tsdfm.engine.signals import Signals, Stopped
 from tsdfm.errors import UserError
+from tsdfm.start import NO_MEMORY
 from tsdfm.store.files import disk
 
 POLL = 0.1
 PAUSE = 15.0  # seconds before another try: an MPS server needs some to come back
-FINAL = (2, 130, 143)  # refused, or told to stop
+REFUSED = 2
+FINAL = (REFUSED, 130, 143)  # or told to stop
 
 Say = Callable[[str], None]
 
@@ -42,6 +45,8 @@ class Job:
     code: int | None = None
     tries: int = 0
     not_before: float = 0.0
+    beside: float = math.inf
+    """It found no memory beside so many others: it waits until fewer run."""
 
 
 @dataclass
@@ -97,8 +102,12 @@ class Crew:
             lost = sorted(key for key in job.after if key in self.failed)
             if lost:
                 job.code, self.failed[job.key] = 1, f"needs {lost[0]}"
-            elif job.after & known <= done and self.running() < self.most and time.monotonic() >= job.not_before:
+            elif job.after & known <= done and self.room(job):
                 self.launch(job)
+
+    def room(self, job: Job) -> bool:
+        """May one more run now, and this one?"""
+        return self.running() < min(self.most, job.beside) and time.monotonic() >= job.not_before
 
     def running(self) -> int:
         return sum(job.process is not None and job.code is None for job in self.jobs)
@@ -121,10 +130,15 @@ class Crew:
             if job.log is not None:
                 job.log.close()
             took = f"{time.monotonic() - job.began:.0f} s"
+            crowded = job.code == REFUSED and self.running() > 0 and NO_MEMORY in self.reason(job)
             again = job.code != 0 and job.code not in FINAL and job.tries <= self.retry
             ending = "broke off and will begin again" if again else "is done" if job.code == 0 else "FAILED"
+            if crowded:
+                ending = "found no memory beside the others, and will begin again when fewer run"
             self.say(f"── {job.key} {ending}, {took}")
-            if again:
+            if crowded:
+                job.code, job.process, job.beside = None, None, self.running()
+            elif again:
                 job.code, job.process, job.not_before = None, None, time.monotonic() + self.pause
             elif job.code:
                 self.failed[job.key] = self.reason(job)
