@@ -336,16 +336,17 @@ def flags_of(cls: type) -> Iterator[tuple[str, Any, Any, str]]:
 
 
 def path_settings(cls: type, *, models: bool = False) -> set[str]:
-    """The last words of the settings of `cls` that take a path, or those alone that take a model (`ModelPath`)."""
+    """The dotted names of the settings of `cls` that take a path, or those alone that take a model (`ModelPath`)."""
     wanted = (ModelPath,) if models else (ModelPath, Path)
     kinds = ((name, (kind, *typing.get_args(kind))) for name, kind, *_ in flags_of(cls))
-    return {name.rpartition(".")[2] for name, each in kinds if any(kind in wanted for kind in each)}
+    return {name for name, each in kinds if any(kind in wanted for kind in each)}
 
 
 def comparable(values: Mapping[str, Any], cls: type) -> dict[str, Any]:
     """Plain settings of `cls` that say what is made, by their dotted names: not `ASIDE`, nor those with a path."""
-    aside = ASIDE | path_settings(cls)
-    return {name: value for name, value in flat(values).items() if name.rpartition(".")[2] not in aside}
+    paths = path_settings(cls)
+    found = {name: value for name, value in flat(values).items() if name not in paths}
+    return {name: value for name, value in found.items() if name.rpartition(".")[2] not in ASIDE}
 
 
 def flag_values(found: Mapping[str, Any], cls: type) -> dict[str, Any]:

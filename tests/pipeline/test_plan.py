@@ -1,5 +1,6 @@
 """Recipes as typed plans: names, order, inheritance, seeds, flags, and what is answered to a mistake."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from tsdfm.compass.settings import CompassSettings
 from tsdfm.errors import UserError
 from tsdfm.pipeline.plan import Model, Plan, make_plan, placed
 from tsdfm.pipeline.settings import PipelineSettings
+from tsdfm.pipeline.stages import check_inputs
 from tsdfm.recipes import Recipe, read_recipe, shipped
 from tsdfm.recipes.recipe import overrides
 from tsdfm.settings import ModelPath, comparable, path_settings
@@ -255,6 +257,21 @@ def test_a_setting_of_a_model_is_known_by_its_type() -> None:
     needs = set[str]()
     assert placed(given, path_settings(Own, models=True), {"teacher": OUT}, needs)["guide"] == OUT
     assert needs == {"teacher"}
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_what_a_recipe_reads_from_elsewhere_is_looked_for(name: str, tmp_path: Path) -> None:
+    """A recipe either finds all that it reads, or says in words what is missing (`auxiliary.teacher` is a number)."""
+    try:
+        check_inputs(make_plan(read_recipe(name), tmp_path / "out"))
+    except UserError as problem:
+        assert re.search(r"says .*, and there is nothing|is not on this machine", str(problem))
+
+
+def test_a_path_of_a_setting_that_shares_its_word_with_a_number_is_looked_for(tmp_path: Path) -> None:
+    gone = make_plan(read_recipe("neighbours_cpu", [f"models.idlm.teacher={tmp_path / 'gone'}"]), tmp_path / "out")
+    with pytest.raises(UserError, match="idlm: teacher says .*gone, and there is nothing"):
+        check_inputs(gone)
 
 
 def test_a_table_of_the_report_may_have_runs_by_other_jumps() -> None:

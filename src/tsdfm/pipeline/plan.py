@@ -215,14 +215,17 @@ def trained_model(entry: Entry, recipe: Recipe, places: Mapping[str, Path], used
 
 
 def placed(
-    values: Mapping[str, Any], takes_model: Iterable[str], places: Mapping[str, Path], needs: set[str]
+    values: Mapping[str, Any], takes_model: Iterable[str], places: Mapping[str, Path], needs: set[str], prefix: str = ""
 ) -> dict[str, Any]:
-    """Plain settings with the places of the models they name; adds those names to `needs`."""
+    """Plain settings with the places of the models they name; adds those names to `needs`.
+
+    `takes_model` has dotted names, and `prefix` is that of the table `values`.
+    """
     found: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
-            found[key] = placed(value, takes_model, places, needs)
-        elif key in takes_model and isinstance(value, str) and value in places:
+            found[key] = placed(value, takes_model, places, needs, f"{prefix}{key}.")
+        elif prefix + key in takes_model and isinstance(value, str) and value in places:
             needs.add(value)
             found[key] = str(places[value]) if key == JUDGE else places[value]  # a judge is a word, and may be a path
         else:

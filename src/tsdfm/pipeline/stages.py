@@ -41,11 +41,10 @@ def check_inputs(plan: Plan) -> None:
     for owner, settings in [*asked, *((f"report.{table.name}", table.settings) for table in plan.tables)]:
         wanted = path_settings(type(settings)) - {"out", "runs"}
         for name, value in flat(to_dict(settings)).items():
-            if name.rpartition(".")[2] not in wanted or value is None:
-                continue
-            path = Path(value)
-            if not (path.exists() or path.resolve().is_relative_to(plan.out.resolve()) or find_shipped(path)):
-                raise UserError(f"{owner}: {name} says {path}, and there is nothing")
+            paths = [] if name not in wanted or value is None else value if isinstance(value, list) else [value]
+            for path in map(Path, paths):
+                if not (path.exists() or path.resolve().is_relative_to(plan.out.resolve()) or find_shipped(path)):
+                    raise UserError(f"{owner}: {name} says {path}, and there is nothing")
 
 
 def make_text(plan: Plan) -> None:
