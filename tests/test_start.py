@@ -53,6 +53,9 @@ def test_what_escapes_ends_in_one_line_and_a_saved_traceback(
     ("problem", "code", "said"),
     [
         (MemoryError(), 2, "there is not enough memory: lower the batch"),
+        (RuntimeError("CUDA error: out of memory\nmore"), 2, "there is not enough memory (CUDA error: out of memory)"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 2, "there is not enough memory (Default"),
+        (RuntimeError("shapes differ"), 1, "this should not have happened (RuntimeError"),
         (OSError(errno.ENOSPC, "No space left on device"), 2, "no space left where the output goes"),
         (PermissionError(errno.EACCES, "Permission denied", "a/b"), 2, "cannot use a/b (Permission denied)"),
         (OSError(errno.EIO, "Input/output error"), 1, "this should not have happened (OSError"),

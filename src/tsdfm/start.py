@@ -19,6 +19,8 @@ from typing import Any
 from tsdfm.errors import UserError
 
 NO_MEMORY = "there is not enough memory"
+FULL = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+"""What torch says of a full GPU or machine, in errors of several kinds."""
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
@@ -115,7 +117,8 @@ def first_line(problem: Exception) -> str:
 
 def in_words(problem: Exception) -> str | None:
     """One line for what a machine can do to any program: no memory, no disk, a file it may not read; else None."""
-    if isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError":
+    full = isinstance(problem, RuntimeError) and any(word in str(problem) for word in FULL)
+    if full or isinstance(problem, MemoryError):
         why = f" ({first_line(problem)})" if str(problem) else ""
         return f"{NO_MEMORY}{why}: lower the batch, or use a smaller model"
     if not isinstance(problem, OSError) or problem.errno is None:

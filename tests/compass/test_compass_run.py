@@ -128,8 +128,11 @@ def test_a_compass_that_was_moved_is_examined_with_what_lies_beside_it(home, tmp
     few = ["--rows", "4", "--times", "3", "--pairs", "8", "--candidate-rows", "2", "--device", "cpu"]
     assert main(["compass", "validate", "ww/compass-uniform", *few]) == 0
     assert "--tokens ww/tokens --init-from ww/teacher-uniform" in " ".join(capsys.readouterr().err.split())
+    other = tmp_path / "ww" / "teacher-uniform" / "manifest.json"
+    other.write_text(other.read_text().replace('"created": "', '"created": "later, '))  # another one of its name
     for name, option in (("teacher-uniform", "teacher"), ("tokens", "tokens")):
-        shutil.rmtree(tmp_path / "ww" / name)
+        if name == "tokens":
+            shutil.rmtree(tmp_path / "ww" / name)
         assert main(["compass", "validate", "ww/compass-uniform", *few]) == 2
         said = f"no {option} at w/{name}, as when the compass was trained, nor beside it: give --{option}"
         assert capsys.readouterr().err == f"tsdfm: {said}\n"

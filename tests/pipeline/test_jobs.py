@@ -85,6 +85,26 @@ def test_what_finds_no_memory_beside_others_waits_until_fewer_run(tmp_path: Path
         made.run()
 
 
+def test_two_that_find_no_memory_beside_each_other_run_one_after_the_other(tmp_path: Path) -> None:
+    """The second to end was beside the first, though that one has ended by then; and no later one joins them."""
+    script = (
+        "import sys,time,pathlib;key,home=sys.argv[1],pathlib.Path(sys.argv[2]);first=not (home/key).exists();"
+        "(home/key).touch();short=first and key in 'ab';both=lambda:all((home/k).exists() for k in 'ab');"
+        "[time.sleep(0.02) for _ in range(500) if short and not both()];"
+        "time.sleep(0.4*(short and key=='b'));print('tsdfm: there is not enough memory' if short else key);"
+        "sys.exit(2 if short else 0)"
+    )
+    said: list[str] = []
+    jobs = [Job(key, frozenset()) for key in "abc"]
+    Crew(jobs, lambda key: [sys.executable, "-c", script, key, str(tmp_path)], 2, tmp_path / "logs", said.append).run()
+    running = set[str]()
+    for line in said:
+        key = line.split()[1]
+        running = running | {key} if "begins" in line else running - {key}
+        assert not ("again" in line and len(running) > 1)
+    assert [job.tries for job in jobs] == [1, 1, 1]
+
+
 def test_no_more_than_asked_for_run_at_once(tmp_path: Path) -> None:
     said: list[str] = []
     with pytest.raises(UserError):

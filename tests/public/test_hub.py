@@ -25,7 +25,7 @@ from tsdfm.public.settings import ImportSettings
 from tsdfm.samples.defaults import RUNS, defaults_of
 from tsdfm.store import bundle
 from tsdfm.store.bundle import MODELS, find_member
-from tsdfm.store.manifest import read_manifest
+from tsdfm.store.manifest import descent_of, read_manifest
 from tsdfm.tokens.tokenizer import ByteTokenizer
 
 
@@ -146,6 +146,20 @@ def test_an_exported_bundle_has_its_own_card_licence_and_defaults(
     assert main(["import", str(out), "--out", str(tmp_path / "bad")]) == 2
     assert "tsdfm_defaults.steps takes a whole number" in capsys.readouterr().err
     assert not (tmp_path / "bad").exists()
+
+
+def test_a_bundles_licence_goes_with_what_is_made_of_it(tmp_path: Path) -> None:
+    """Of a student trained from it, of the bundle shipped again, and of an imported model that is shipped."""
+    for name, student in (("again", "tsdfm-stories"), ("imported", str(tmp_path / "run"))):
+        if name == "imported":
+            assert main(["export", "tsdfm-stories", "--to", str(tmp_path / "public")]) == 0
+            assert main(["import", str(tmp_path / "public"), "--out", student]) == 0
+        assert main(["ship", "--student", student, "--out", str(tmp_path / name), "--name", name]) == 0
+        assert main(["export", str(tmp_path / name), "--to", str(tmp_path / f"{name}-out")]) == 0
+        card = (tmp_path / f"{name}-out" / "README.md").read_text()
+        assert card.startswith("---\nlicense: apache-2.0\n")
+    known = descent_of(MODELS / "tsdfm-stories" / "student.safetensors")  # what a student trained from it descends from
+    assert known == {"source": "tsdfm-stories", "licence": "apache-2.0"}
 
 
 def test_a_bundle_that_nobody_wrote_about_says_so_once(tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def test_runs_of_other_settings_have_rows_of_their_own(home: Path, tmp_path: Pat
     assert main(["report", "answers", *again, *words, "--of", "fs-dfm", "--against", "teacher"]) == 0
     rows = rows_of(json.loads((out / "answers.json").read_text()))
     methods, places = ("teacher", "fs-dfm"), (home, tmp_path / "shorter")
-    first, other = ([f"{name} [{place / name}-uniform]" for name in methods] for place in places)
+    first, other = ([f"{name} [{place.name}/{name}-uniform]" for name in methods] for place in places)
     told = [(row["method"], row["steps"]) for row in rows]
     assert told == [*((f"{first[0]}, 2 runs", at) for at in (2, 3)), *((other[0], at) for at in (2, 3)),
                     (f"{first[1]}, 2 runs", 2), (other[1], 2)]  # fmt: skip
@@ -160,6 +160,19 @@ def test_runs_of_other_settings_have_rows_of_their_own(home: Path, tmp_path: Pat
     assert {row["against"] for row in differ} == {
         f"{name}, {at} steps" for name in (first[0], other[0]) for at in (2, 3)
     }
+
+
+def test_a_run_that_is_named_twice_is_one(home: Path, tmp_path: Path) -> None:
+    words = ["--tokens", str(home / "tokens"), "--out", str(tmp_path / "out"), *FEW, "--problems", "2"]
+    assert main(["report", "answers", str(home), str(home / "fs-dfm-uniform"), *words]) == 0
+    found = json.loads((tmp_path / "out" / "answers.json").read_text())["rows"]
+    assert not [row for row in found if "runs" in row["method"]]
+
+
+def test_a_row_is_not_compared_with_itself(home: Path, tmp_path: Path) -> None:
+    words = ["--tokens", str(home / "tokens"), "--out", str(tmp_path / "out"), *FEW, "--problems", "2"]
+    assert main(["report", "answers", str(home), *words, "--of", "fs-dfm", "--against", "fs-dfm"]) == 0
+    assert not (tmp_path / "out" / "answers-differences.json").exists()
 
 
 def test_intervals_are_over_problems_and_runs() -> None:

@@ -123,7 +123,7 @@ def test_nothing_is_sampled_twice(report_home: Path, tmp_path: Path, monkeypatch
 
 
 def test_runs_of_one_method_have_a_row_each(report_home: Path, tmp_path: Path) -> None:
-    """By their folders' names, as `report main` calls them; by their paths where those are the same."""
+    """By their folders' names, as `report main` calls them, or by what tells their paths apart."""
     few = ["--steps", "2", "--samples", "4", "--world", "small", "--device", "cpu", "--out", str(tmp_path / "report")]
     few += ["--tokens", str(report_home / "tokens")]
     for name in ("one", "other", "again/one"):
@@ -132,7 +132,7 @@ def test_runs_of_one_method_have_a_row_each(report_home: Path, tmp_path: Path) -
         runs = [str(tmp_path / place) for place in places]
         assert tsdfm_main(["report", "measure", *runs, *few]) == 0
         called = [row["method"] for row in by_steps(rows_in(tmp_path / "report/metrics.json")).rows]
-        shown = places if places[1] == "other" else runs
+        shown = places if places[1] == "other" else (f"{tmp_path.name}/one", "again/one")
         assert called == [*(f"fs-dfm [{each}]" for each in shown), "held-out text"]
         assert [row["method"] for row in json.loads((tmp_path / "report/metrics.json").read_text())][:2] == [
             "fs-dfm"

@@ -138,6 +138,8 @@ def test_refusals(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
         "--origins https://Ok.org": "in small letters",
         "--origins https://ok.org:443": "without a path or the usual port",
         "--origins https://ok.org?x": "is no origin",
+        "--origins https://*.ok.org": "is no origin",
+        "--origins https://ok.org:": "is no origin",
         "--host no.such.host.invalid": "cannot listen",
     }.items():
         assert said in refused(capsys, *words.split())

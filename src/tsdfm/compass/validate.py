@@ -51,7 +51,7 @@ def validate(settings: ValidateSettings, console: Console | None = None) -> dict
     folder = run_folder(checkpoint)
     tokens, teacher = inputs_of(settings, trained, folder)
     other = trained.ratio.proposer if trained.objective == "ratio" else None
-    proposer = (whereabouts(other, folder) or other) if other else teacher
+    proposer = (whereabouts(other, folder, hashes_had(folder).get("proposer")) or other) if other else teacher
     hashes = check_inputs({"tokens": tokens}, folder)
     velocity = _velocity(teacher, compass)
     exam = exam_for(compass, trained, tokens, velocity, settings.seed)
@@ -74,10 +74,16 @@ def validate(settings: ValidateSettings, console: Console | None = None) -> dict
     return found
 
 
+def hashes_had(folder: Path) -> dict[str, str]:
+    """The hashes of what the compass in `folder` was trained with, by name."""
+    return {name: about["sha256"] for name, about in (read_manifest(folder).get("inputs") or {}).items()}
+
+
 def inputs_of(settings: ValidateSettings, trained: CompassSettings, folder: Path) -> tuple[Path, Path]:
     """The tokens and the teacher: as asked, or those of the training of the compass in `folder`, wherever they are."""
-    tokens = settings.tokens or whereabouts(trained.tokens, folder)
-    teacher = settings.teacher or whereabouts(trained.teacher, folder)
+    had = hashes_had(folder)
+    tokens = settings.tokens or whereabouts(trained.tokens, folder, had.get("tokens"))
+    teacher = settings.teacher or whereabouts(trained.teacher, folder, had.get("teacher"))
     if tokens is None or teacher is None:
         name, gone = ("tokens", trained.tokens) if tokens is None else ("teacher", trained.teacher)
         raise UserError(f"no {name} at {gone}, as when the compass was trained, nor beside it: give --{name}")

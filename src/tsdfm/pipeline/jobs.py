@@ -46,7 +46,9 @@ class Job:
     tries: int = 0
     not_before: float = 0.0
     beside: float = math.inf
-    """It found no memory beside so many others: it waits until fewer run."""
+    """It found no memory beside so many others: it runs beside fewer alone."""
+    seen: int = 0
+    """How many others have run beside it at once, since it began."""
 
 
 @dataclass
@@ -106,8 +108,9 @@ class Crew:
                 self.launch(job)
 
     def room(self, job: Job) -> bool:
-        """May one more run now, and this one?"""
-        return self.running() < min(self.most, job.beside) and time.monotonic() >= job.not_before
+        """May one more run now, and this one, and those that run bear it?"""
+        bear = (one.beside for one in self.jobs if one.process is not None and one.code is None)
+        return self.running() < min(self.most, job.beside, *bear) and time.monotonic() >= job.not_before
 
     def running(self) -> int:
         return sum(job.process is not None and job.code is None for job in self.jobs)
@@ -115,14 +118,17 @@ class Crew:
     def launch(self, job: Job) -> None:
         with disk(self.logs):
             self.logs.mkdir(parents=True, exist_ok=True)
-            job.log = (self.logs / f"{job.key}.log").open("ab" if job.tries else "wb")
+            job.log = (self.logs / f"{job.key}.log").open("ab" if job.tries or job.beside < math.inf else "wb")
         job.process = subprocess.Popen(self.command(job.key), stdout=job.log, stderr=subprocess.STDOUT)
-        job.began = time.monotonic()
+        job.began, job.seen = time.monotonic(), 0
         job.tries += 1
-        self.say(f"── {job.key} begins{' again' if job.tries > 1 else ''}")
+        self.say(f"── {job.key} begins{' again' if job.tries > 1 or job.beside < math.inf else ''}")
 
     def collect(self) -> None:
         """Take note of what has ended."""
+        others = self.running() - 1
+        for job in self.jobs:
+            job.seen = max(job.seen, others)
         for job in self.jobs:
             if job.process is None or job.code is not None or job.process.poll() is None:
                 continue
@@ -130,14 +136,14 @@ class Crew:
             if job.log is not None:
                 job.log.close()
             took = f"{time.monotonic() - job.began:.0f} s"
-            crowded = job.code == REFUSED and self.running() > 0 and NO_MEMORY in self.reason(job)
+            crowded = job.code == REFUSED and job.seen > 0 and NO_MEMORY in self.reason(job)
             again = job.code != 0 and job.code not in FINAL and job.tries <= self.retry
             ending = "broke off and will begin again" if again else "is done" if job.code == 0 else "FAILED"
             if crowded:
                 ending = "found no memory beside the others, and will begin again when fewer run"
             self.say(f"── {job.key} {ending}, {took}")
             if crowded:
-                job.code, job.process, job.beside = None, None, self.running()
+                job.code, job.process, job.beside, job.tries = None, None, job.seen, job.tries - 1
             elif again:
                 job.code, job.process, job.not_before = None, None, time.monotonic() + self.pause
             elif job.code:

@@ -47,7 +47,8 @@ def card(
     made = "Trained with tsdfm." if manifest else "Uploaded from memory, without a run that says where it is from."
     if origin or descent:
         word, public = ("Imported from", origin) if origin else ("Trained with tsdfm, beginning with", descent)
-        made = f"{word} {public['source']} (layout {public['layout']})."
+        layout = f" (layout {public['layout']})" if public.get("layout") else ""
+        made = f"{word} {public['source']}{layout}."
     shape, rows = spec.shape, f"rows of {spec.length} tokens, {spec.vocab:,} tokens"
     facts = [
         said.strip() or f"# {title}, {spec.source} source\n\n{UNSAID}",

@@ -21,7 +21,7 @@ from tsdfm.report.cells import Cells
 from tsdfm.report.desk import Desk, spoken
 from tsdfm.report.desk import run as make_table
 from tsdfm.report.rows import rows_in, told_apart
-from tsdfm.report.runs import run_at
+from tsdfm.report.runs import apart, run_at
 from tsdfm.report.settings import FrontierSettings, MeasureRunsSettings, MeasureSettings
 from tsdfm.report.summary import by_steps, every_row, texts_of
 from tsdfm.store.bundle import on_disk
@@ -84,10 +84,9 @@ def run(settings: MeasureSettings, models: Sequence[Path], tokens: Path, out: Pa
     """
     bench, rows, runs = Bench(settings, Cells(out / "cells")), [], [run_at(path) for path in models]
     for model in runs:
-        alone = [other.name for other in runs].count(model.name) == 1
         for steps in settings.steps_of(model):
             row = bench.row(model, bench.cell(model, steps))
-            rows.append(row if alone else replace(row, run=str(model.path)))
+            rows.append(replace(row, run=apart(model, runs)))
             if verbose:
                 terminal.say(spoken(rows[-1]))
         if not verbose:

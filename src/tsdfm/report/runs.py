@@ -5,6 +5,7 @@ Read off their manifests.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -136,7 +137,8 @@ class TrainedRun:
         """The run that it started from, if it did; its path where it is gone."""
         parent = self.manifest.get("parent") if self.shipped and not self.many_step else None
         origin = self.input("init_from") or (Path(str(parent)) if parent else None)
-        place = whereabouts(origin, self.path) if origin else None
+        sha256 = self.manifest.get("inputs", {}).get("init_from", {}).get("sha256")
+        place = whereabouts(origin, self.path, sha256) if origin else None
         return run_at(place) if place else origin
 
     @cached_property
@@ -154,9 +156,10 @@ class TrainedRun:
         own = comparable(merge(defaults(cls), self.settings), cls)  # a newer setting was at its default
         inputs = self.manifest.get("inputs", {})
         same = {name: value for name, value in own.items() if name.rpartition(".")[2] != "seed" and name not in inputs}
-        places = {name: whereabouts(Path(about["path"]), self.path) for name, about in inputs.items()}
+        places = {name: whereabouts(Path(about["path"]), self.path, about["sha256"]) for name, about in inputs.items()}
         runs = {name: TrainedRun(at, read_manifest(at)) for name, at in places.items() if at and not find_shipped(at)}
-        before = {name: runs[name].recipe if name in runs else about["sha256"] for name, about in inputs.items()}
+        grown = {name: hashlib.sha256(run.recipe.encode()).hexdigest() for name, run in runs.items()}
+        before = {name: grown.get(name, about["sha256"]) for name, about in inputs.items()}
         return json.dumps([same, before], sort_keys=True)
 
     def started_from(self) -> str | None:
@@ -235,8 +238,16 @@ class RunSet:
     def label(self, run: TrainedRun) -> str:
         """What a table calls a run, with its folder where several are called so; its path where that is not enough."""
         same = [other for other in self.models if (other.called, other.source) == (run.called, run.source)]
-        alone = [other.name for other in same].count(run.name) == 1
-        return run.called if len(same) == 1 else f"{run.called} [{run.name if alone else run.place}]"
+        return run.called if len(same) == 1 else f"{run.called} [{apart(run, same)}]"
+
+
+def apart(run: TrainedRun, others: Sequence[TrainedRun]) -> str:
+    """As much of the end of a run's place as tells it from those of the others: a report may be passed on."""
+    parts, places = run.place.parts, {other.place for other in others} - {run.place}
+    for count in range(1, len(parts)):
+        if not any(place.parts[-count:] == parts[-count:] for place in places):
+            return Path(*parts[-count:]).as_posix()
+    return str(run.place)
 
 
 def find_runs(paths: Sequence[str | Path], tokens: str | Path | None = None, also: Sequence[str] = ()) -> RunSet:
@@ -246,7 +257,8 @@ def find_runs(paths: Sequence[str | Path], tokens: str | Path | None = None, als
     """
     if not paths:
         raise UserError("give a pipeline's folder, run folders, or the name of a shipped model")
-    runs = [run for path in dict.fromkeys(map(Path, paths)) for run in runs_at(path)]
+    every = [run for path in map(Path, paths) for run in runs_at(path)]
+    runs = list({(run.path.resolve(), run.jump): run for run in every}.values())  # one that is named twice is one
     runs += [run for word in also for run in once_more(word, runs)]
     models, compasses = (
         tuple(sorted((run for run in runs if run.kind == kind), key=lambda run: run.order))

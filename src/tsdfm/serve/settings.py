@@ -48,7 +48,7 @@ class ServeSettings(Settings):
             if not re.fullmatch(r"\*|[\w.-]+|\[[0-9a-fA-F:.]+\]", name):
                 raise UserError(f"{name} is no name of a machine: leave out http://, the port and the path")
         for origin in self.origins:
-            written = re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s?#A-Z]+", origin)
+            written = re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:\d+)?", origin)
             if not written or re.fullmatch(r"http://.*:80|https://.*:443", origin):  # browsers leave these out
                 told = "in small letters, without a path or the usual port"
                 raise UserError(f"{origin} is no origin: write one as https://example.org, {told}")

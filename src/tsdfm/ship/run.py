@@ -37,7 +37,7 @@ from tsdfm.store.checkpoint import read_state, write_tensors
 from tsdfm.store.files import read_text, sync_file, write_json
 from tsdfm.store.folder import whole
 from tsdfm.store.manifest import NAME as MANIFEST
-from tsdfm.store.manifest import read_manifest, versions
+from tsdfm.store.manifest import descent_of, read_manifest, versions
 from tsdfm.tokens.tokenizer import FILE as TOKENIZER
 
 FACTS = 40_000  # bytes for the manifest and for what is added to the card
@@ -127,7 +127,7 @@ def fill(folder: Path, originals: Originals, settings: ShipSettings, given: str 
         "coarse": coarse,
         "tokenizer": spec.tokenizer,
         "defaults": to_dict(settings.defaults),
-        "licence": settings.licence or None,
+        "licence": settings.licence or descent_at(originals.student.velocity.checkpoint).get("licence"),
         "members": members,
     }
     write_json(folder / MANIFEST, manifest)
@@ -137,6 +137,11 @@ def fill(folder: Path, originals: Originals, settings: ShipSettings, given: str 
     sync_file(folder / CARD)
     write_json(folder / MANIFEST, manifest)
     return manifest
+
+
+def descent_at(checkpoint: Path | None) -> dict[str, Any]:
+    """The public model that a checkpoint of a run, or a model of a bundle, is or descends from."""
+    return descent_of(checkpoint if checkpoint.is_file() else run_folder(checkpoint)) if checkpoint else {}
 
 
 def described(model: Velocity | Compass) -> dict[str, Any]:
@@ -155,7 +160,7 @@ def described(model: Velocity | Compass) -> dict[str, Any]:
         "tokens": state.get("tokens"),
         "run": run_folder(model.checkpoint).resolve().name,
         "parent": named(parent.get("path")),
-        **({"descent": manifest["descent"]} if manifest.get("descent") else {}),
+        **({"descent": descent} if (descent := descent_at(model.checkpoint)) else {}),
         "packed_from": model.sha256,
         "settings": bare(manifest.get("settings")),
         "seed": manifest.get("seed"),

@@ -26,7 +26,7 @@ from tsdfm.errors import UserError
 from tsdfm.ranges import shown
 from tsdfm.store.checkpoint import FOLDER as CHECKPOINTS
 from tsdfm.store.checkpoint import GIVE, STATE, check_file, find_checkpoint, load_weights, read_state, read_tensors
-from tsdfm.store.files import read_json, read_text
+from tsdfm.store.files import file_sha256, read_json, read_text
 from tsdfm.store.kinds import BundleManifest
 from tsdfm.store.manifest import NAME as MANIFEST
 from tsdfm.store.manifest import read_manifest
@@ -168,9 +168,14 @@ def find_shipped(path: str | Path) -> tuple[Bundle, str | None] | None:
     return read_bundle(MODELS / parts[0]), parts[1] if len(parts) == 2 else None
 
 
-def whereabouts(path: Path, run: Path) -> Path | None:
-    """Where an input of a run is: where it was, or after a move beside the run under its name; none if it is gone."""
-    places = [at for at in (path, run.parent / path.name) if at.resolve() != run.resolve()]  # no run is its own input
+def whereabouts(path: Path, run: Path, sha256: str | None = None) -> Path | None:
+    """Where an input of a run is: where it was, or after a move beside the run under its name; none if it is gone.
+
+    What lies beside the run has the input's `sha256`, where that is known: another model may have its name.
+    """
+    moved = run.parent / path.name
+    same = sha256 is None or ((moved / MANIFEST).is_file() and file_sha256(moved / MANIFEST) == sha256)
+    places = [at for at in (path, *[moved] * same) if at.resolve() != run.resolve()]  # no run is its own input
     return next((at for at in places if find_shipped(at) or (at / MANIFEST).is_file()), None)
 
 

@@ -135,7 +135,7 @@ def text_lines(path: Path, *, empty: bool = False) -> list[tuple[int, str]]:
 
     There must be some, unless it may be `empty`.
     """
-    if path.suffix in TABLES:
+    if path.suffix.lower() in TABLES:
         raise UserError(f"{path} is read neither as lines nor as JSON lines: make a .txt or .jsonl file of it")
     text = read_text(path)
     lines = [(number, line.removesuffix("\r")) for number, line in enumerate(text.split("\n"), 1) if line.strip()]

@@ -72,13 +72,14 @@ def make_manifest(
 def descent_of(artifact: Path) -> dict[str, Any]:
     """The public model that an artifact is, or descends from: source, revision, layout and licence, as far as known.
 
-    `artifact` is a folder, or a model's file in a bundle.
+    `artifact` is a folder, or a model's file in a bundle, which is public itself if it has a licence.
     """
     path = (artifact if artifact.is_dir() else artifact.parent) / NAME
     found: Any = read_json(path) if path.is_file() else {}
-    if artifact.is_file():
-        found = found.get("members", {}).get(artifact.stem, {})
-    origin = found.get("origin") or found.get("descent") or {}
+    bundle, model = (found, found.get("members", {}).get(artifact.stem, {})) if artifact.is_file() else ({}, found)
+    origin = model.get("origin") or model.get("descent") or {}
+    if bundle.get("licence"):
+        origin = {"source": bundle.get("name"), **origin, "licence": bundle["licence"]}
     return {name: origin[name] for name in ("source", "revision", "layout", "licence") if origin.get(name)}
 
 

@@ -158,7 +158,7 @@ def differences(desk: Desk, found: Found, settings: AnswersSettings) -> None:
     columns = [SOURCE, STEPS, METHOD, Column("against", "against", "left"), *tries]
     table = Table("answers-differences", "Problems solved with k answers, the difference (%)", columns)
     for source, method, steps in named(found, settings.of):
-        for other, at in rivals(found, source, steps, settings):
+        for other, at in rivals(found, source, method, steps, settings):
             row: Plain = {"source": source, "steps": steps, "method": method, "against": f"{other}, {at} steps"}
             for k in settings.k:
                 row |= cells(f"@{k}", gaps(found[source, method, steps], found[source, other, at], k))
@@ -181,11 +181,11 @@ def named(found: Found, word: str) -> list[tuple[str, str, int]]:
     return [key for key, (runs, _) in found.items() if word in (key[1], runs[0].called)]
 
 
-def rivals(found: Found, source: str, steps: int, settings: AnswersSettings) -> list[tuple[str, int]]:
+def rivals(found: Found, source: str, method: str, steps: int, settings: AnswersSettings) -> list[tuple[str, int]]:
     """What a method is compared with: the named ones at the same steps, and a many-step one at its most."""
     out = list[tuple[str, int]]()
     keys = [key for word in settings.against for key in named(found, word) if key[0] == source]
     for name in dict.fromkeys(key[1] for key in keys):
         at = sorted({key[2] for key in keys if key[1] == name})
         out += [(name, each) for each in at if each == steps or (each == at[-1] and each > max(settings.steps))]
-    return out
+    return [each for each in out if each != (method, steps)]
