@@ -12,6 +12,7 @@ from types import ModuleType
 import pytest
 
 from local_hub import nobody, online, serving
+from tsdfm.corpus.files import read_jsonl
 from tsdfm.corpus.settings import SourceSettings
 from tsdfm.corpus.source import clean, read, tidy
 from tsdfm.corpus.wikitext import articles, spell
@@ -133,6 +134,16 @@ def test_a_folder_is_read_in_the_order_of_its_names(tmp_path: Path) -> None:
     assert texts_of(SourceSettings(path=tmp_path, repeat=2)) == ["first", "ten", "two\r\n"] * 2
 
 
+def test_answers_may_be_numbers_and_neither_side_of_a_prompt_is_blank(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"q": "One and one?", "a": 2}\n{"q": "A half?", "a": 0.5}\n')
+    assert [found.text for found in read_jsonl(path, "a", "q")] == ["2", "0.5"]
+    for row, blank in (('{"q": " ", "a": "2"}', "q"), ('{"q": "Why?", "a": ""}', "a")):
+        path.write_text(f'{{"q": "One and one?", "a": "2"}}\n{row}\n')
+        with pytest.raises(UserError, match=f"line 2: '{blank}' is blank"):
+            list(read_jsonl(path, "a", "q"))
+
+
 def test_cuts_of_a_text_file(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"one\r\ntwo\n\n\nthree\n")
@@ -145,7 +156,8 @@ def test_cuts_of_a_text_file(tmp_path: Path) -> None:
     [
         (b'{"text": "fine"}\n{"text": "cut', r"a\.jsonl, line 2 is not valid JSON"),
         (b'{"text": "fine"}\n\n{"txt": "x"}\n', r"line 3 has no field 'text'; did you mean 'txt'"),
-        (b'{"text": 5}\n', r"line 1: field 'text' holds int, not text"),
+        (b'{"text": null}\n', r"line 1: field 'text' holds nothing, not text"),
+        (b'{"text": [5]}\n', r"line 1: field 'text' holds \[5\], not text"),
         (b'["text"]\n', r"line 1 is not a JSON object"),
         (b'{"text": "\xff"}\n', r"a\.jsonl is not UTF-8 text \(byte 0xff\): .*iconv -f latin1 "),
         ('{"text": "a"}\n'.encode("utf-16"), r"a\.jsonl is not UTF-8 text \(byte 0xff\): .*iconv -f utf-16 "),

@@ -230,6 +230,14 @@ def test_problems_of_a_file_and_the_papers_table(home: Path, tmp_path: Path) -> 
     assert [(row["method"], row["steps"]) for row in paper][-1] == ("ts-dfm", 8)
     assert next(row["pass@8"] for row in paper if row["method"] == "ts-dfm") == pytest.approx(0.0961)
     assert "holds" not in found["rows"][0]
+    assert "4 problems, 8 answers each (1 longer than a row)" in found["title"]
+    lines = [f'{row["question"]},"{row["answer"]}"' for row in SUMS[:3]]
+    (tmp_path / "test.csv").write_text("\n".join(["question,answer", *lines]) + "\n")
+    again = [str(tmp_path / "test.csv") if word == str(file) else word for word in words]
+    assert main(["report", "answers", *again, *few[:-4], "--k", "1", "--device", "cpu"]) == 0
+    other = json.loads((tmp_path / "answers.json").read_text())
+    assert other["problems"] == 3
+    assert not any(row.get("paper") for row in other["rows"])  # which the paper does not give for k = 1
     assert equations(SUMS[0]["answer"]) == [("2+2", "4")]
     assert number_in(SUMS[0]["answer"]) == Fraction(4)
 

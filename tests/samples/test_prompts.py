@@ -154,9 +154,13 @@ def test_prompts_of_a_model_that_learned_answers(
     save_run(tmp_path / "run", tiny_spec(source="mask", prompted=True))
     words = ["sample", str(tmp_path / "run"), "--device", "cpu", "--n", "1", "--steps", "2", "--json"]
     file = tmp_path / "asked.jsonl"
-    file.write_text('{"prompt": "Ben?"}\n{"prefix": "Ben"}\n')
+    file.write_text('{"question": "Ben?"}\n{"prefix": "Ben"}\n')
     told = json.loads(spoken([*words, "--prompt", "Mia?", "--prefix-file", str(file)], capsys))["texts"]
     assert [text["prefix"] for text in told] == ["Mia?\n", "Ben?\n", "Ben"]
+    assert all(text["text"] == text["prefix"] + text["answer"] for text in told)
+    for more, wanted in (([], "answers prompts: give it one"), (["--prompt", " "], "--prompt is empty")):
+        assert main([*words, *more]) == 2
+        assert wanted in capsys.readouterr().err
     room = model.velocity.spec.length - model.velocity.spec.anchor
     for text, said in (("a" * (room - 1), "no room is left for its answer"), ("a" * room, "shorten it")):
         for more, which in (([], "the pr"), (["--prompt", "Mia?"], "'aaaaaaaaaaaaaaa")):  # of several, which of them

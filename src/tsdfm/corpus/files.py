@@ -17,6 +17,7 @@ from typing import IO, Any, NamedTuple
 from tsdfm.corpus.settings import Cut
 from tsdfm.corpus.wikitext import articles
 from tsdfm.errors import UserError
+from tsdfm.ranges import shown
 from tsdfm.settings import nearest
 from tsdfm.store.files import parse_json
 
@@ -235,20 +236,32 @@ def read_parquet(path: Path, field: str, prompt: str | None = None) -> Iterator[
         raise UserError(f"{path} is not a whole parquet file ({first}): fetch it again") from None
 
 
+def read_table(path: Path, field: str, prompt: str | None = None, kind: str | None = None) -> Iterator[Document]:
+    """The documents of a jsonl, csv or parquet file, by its `kind` or its name; jsonl where that says nothing."""
+    read = {"csv": read_csv, "parquet": read_parquet}.get(kind or file_kind(path) or "", read_jsonl)
+    return read(path, field, prompt)
+
+
 def document_of(row: Mapping[str, Any], field: str, prompt: str | None, where: str, origin: str) -> Document:
-    """The document of a row, and its prompt if it is to have one."""
-    return Document(pick(row, field, where), origin, pick(row, prompt, where, "prompt") if prompt else "")
+    """The document of a row, and its prompt if it is to have one: then neither may be blank."""
+    text, asked = pick(row, field, where), pick(row, prompt, where, "prompt") if prompt else ""
+    for name, value in ((field, text), (prompt, asked)):
+        if prompt and not value.strip():
+            raise UserError(f"{where}: {name!r} is blank: mend or remove the row")
+    return Document(text, origin, asked)
 
 
 def pick(row: Mapping[str, Any], field: str, where: str, setting: str = "field") -> str:
-    """The text of a row, whose field the `setting` named; `a+b` joins two fields by a newline."""
-    texts = []
+    """The text of a row, whose field the `setting` named; `a+b` joins two fields by a newline. A number is a text."""
+    texts, what = [], "question" if setting == "prompt" else "text"
     for name in field.split("+"):
         if name not in row:
             raise UserError(
-                f"{where} has no field {name!r}{nearest(name, row)} (`{setting}` names the one with the text)"
+                f"{where} has no field {name!r}{nearest(name, row)} (`{setting}` names the one with the {what})"
             )
-        if not isinstance(row[name], str):
-            raise UserError(f"{where}: field {name!r} holds {type(row[name]).__name__}, not text")
-        texts.append(row[name])
+        value = row[name]
+        if not isinstance(value, str | int | float) or isinstance(value, bool):
+            held = "nothing" if value is None else shown(value)
+            raise UserError(f"{where}: field {name!r} holds {held}, not text")
+        texts.append(str(value))
     return "\n".join(texts)

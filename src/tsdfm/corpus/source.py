@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from tsdfm.corpus.files import Document, file_kind, read_csv, read_jsonl, read_parquet, read_text
+from tsdfm.corpus.files import Document, file_kind, read_table, read_text
 from tsdfm.corpus.hub import read_hub
 from tsdfm.corpus.settings import SourceSettings
 from tsdfm.errors import UserError
@@ -179,12 +179,8 @@ def _read_file(source: SourceSettings, root: Path, path: Path) -> Iterator[Docum
     place = path.relative_to(root).as_posix() if root.is_dir() else path.name
     place = os.fsencode(place).decode("utf-8", "replace")  # a name need not be text
     match kind:
-        case "jsonl":
-            documents = read_jsonl(path, source.field, source.prompt)
-        case "csv":
-            documents = read_csv(path, source.field, source.prompt)
-        case "parquet":
-            documents = read_parquet(path, source.field, source.prompt)
+        case "jsonl" | "csv" | "parquet":
+            documents = read_table(path, source.field, source.prompt, kind)
         case _:
             without_prompt(source, path.name)
             documents = read_text(path, source.cut)

@@ -110,7 +110,8 @@ class StudentSettings(DistilSettings):
         None, "share of rows with a large step; none is what the weights of h say", low=0, high=1
     )
     fresh: Literal["random", "fit"] = option(
-        "random", "new weights of a DFM init: random, or fitted so that the student begins as its teacher"
+        "fit",
+        "new weights of a DFM init: fitted, so that the student begins as its teacher, or random",
     )
     steps_from: ModelPath | None = option(
         None, "take the new weights of a DFM init, those of the step size, from this student; none: as fresh says"

@@ -31,11 +31,15 @@ from tsdfm.nn.decoder import flops_per_token as decoder_flops
 from tsdfm.nn.layers import without_weights
 from tsdfm.nn.velocity import VelocitySpec
 from tsdfm.pipeline.plan import Plan, make_plan
+from tsdfm.pipeline.settings import PipelineSettings
+from tsdfm.pipeline.stages import check_inputs
 from tsdfm.public.causal import is_causal, sizes_in, start_spec
 from tsdfm.recipes import read_recipe
 from tsdfm.recipes.trainers import kind
 from tsdfm.settings import build
+from tsdfm.store.manifest import NAME as MANIFEST
 from tsdfm.tokens.choose import given_tokenizer
+from tsdfm.tokens.rows import TokenRows
 from tsdfm.tokens.settings import TokensSettings
 
 NEEDED = ("torch", "numpy", "safetensors", "tokenizers", "rich")
@@ -131,26 +135,53 @@ def backends() -> list[str]:
 
 
 def needs(recipe: str) -> dict[str, str]:
-    """Parameters, memory and work of the recipe's first teacher and compass that are trained."""
-    plan = make_plan(read_recipe(recipe), Path())
-    tokens = plan.tokens or TokensSettings(corpus=Path(), out=Path())
+    """Parameters, memory and work of the recipe's first teacher and compass that are trained, and what it lacks."""
+    plan = make_plan(read_recipe(recipe), PipelineSettings(recipe=recipe).folder)
     trained = {kind(m.method): m.settings for m in reversed(plan.models) if m.trained}
-    vocab, length, found = vocab_of(tokens), tokens.length, dict[str, str]()
-    teacher = trained.get("teacher")
+    found, teacher, compass = missing(plan), trained.get("teacher"), trained.get("compass")
+    if (rows := rows_of(plan, teacher)) is None:
+        return found | {"network": "not reckoned: the tokens that it learns, or their tokenizer, are not there"}
+    vocab, length = rows
     started = teacher is not None and teacher.init_from is not None and teacher.net.width is None
     start = start_of(plan, teacher.init_from, vocab, length) if teacher and started else None
     if teacher and started and start is None:
-        found = {
+        found |= {
             "network": f"that of {teacher.init_from.name}, its start; |V| = {vocab}, length {length}",
             "tokens per step": f"{teacher.loop.batch * length:,}",
         }
     elif teacher:
-        found = teacher_needs(teacher, start, vocab, length)
-    if (compass := trained.get("compass")) and not (started and start is None and compass.init == "teacher"):
+        found |= teacher_needs(teacher, start, vocab, length)
+    if compass and (rows := rows_of(plan, compass)) and not (started and start is None and compass.init == "teacher"):
+        vocab, length = rows
         used = next((m.spec for m in plan.models if m.path == compass.teacher and m.spec is not None), None)
         spec = start if used is None else build(VelocitySpec, used, "model")
         found |= compass_needs(compass, spec, vocab + (plan.sources[0] == "mask"), length)
     return found
+
+
+def missing(plan: Plan) -> dict[str, str]:
+    """The first thing that a recipe reads from elsewhere and that is not there; no hub is asked."""
+    if plan.starts and not Path(plan.starts[0].source).exists():
+        return {"missing": f"start: source says {plan.starts[0].source}, which is not on this machine"}
+    try:
+        check_inputs(plan)
+    except UserError as problem:
+        return {"missing": str(problem)}
+    return {}
+
+
+def rows_of(plan: Plan, settings: Any) -> tuple[int, int] | None:
+    """|V| and the length of the rows that a model learns: the recipe's own, or of tokens that must be there."""
+    own, usual = plan.out / "tokens", TokensSettings(corpus=Path(), out=Path())
+    place = own if settings is None else settings.tokens
+    if place == own:
+        tokens = plan.tokens or usual
+        vocab = vocab_of(tokens)
+        return None if vocab is None else (vocab, tokens.length)
+    if not (place / MANIFEST).is_file():
+        return None
+    rows = TokenRows(place, "train")
+    return rows.vocab_size, rows.length
 
 
 def start_of(plan: Plan, place: Path, vocab: int, length: int) -> VelocitySpec | None:
@@ -186,11 +217,13 @@ def teacher_needs(teacher: Any, start: VelocitySpec | None, vocab: int, length: 
 TAKEN = ", activations as of a DDiT"  # a decoder's were not measured
 
 
-def vocab_of(tokens: TokensSettings) -> int:
-    """Different tokens: those of the tokenizer that is given, if it is there, or as many as are asked for."""
-    with contextlib.suppress(UserError):
-        if tokens.tokenizer_files is not None and (given := given_tokenizer(tokens)) is not None:
-            return given.vocab_size
+def vocab_of(tokens: TokensSettings) -> int | None:
+    """Different tokens: those of the tokenizer that is given, none if it is not there, or as many as are asked for."""
+    if tokens.tokenizer_files is not None:
+        with contextlib.suppress(UserError):
+            given = given_tokenizer(tokens)
+            return given.vocab_size if given is not None else None
+        return None
     return {"gpt2": 50257, "byte": 257, "bpe": tokens.vocab_size}[tokens.tokenizer]
 
 

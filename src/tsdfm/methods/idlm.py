@@ -57,9 +57,6 @@ class IDLMSettings(StudentSettings):
     """IDLM: a few-step model whose texts are matched to a teacher's."""
 
     teacher: ModelPath | None = option(None, "the teacher to match; none is init_from if that is one")
-    fresh: Literal["random", "fit"] = option(
-        "fit", "new weights of h: fitted so that all begin as the teacher, or random"
-    )
     dropout: float | None = option(0.0, "dropout while training; none is what init_from has")
     step_size: bool = option(False, "tell the student h, though what it starts from is not told")
     latent: bool = option(False, "tell the student a random number of the text's own: noise for the mask source")

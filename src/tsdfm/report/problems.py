@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tsdfm.corpus import sums
-from tsdfm.corpus.files import read_jsonl
+from tsdfm.corpus.files import read_table
 from tsdfm.errors import UserError
 from tsdfm.judges.answers import equations, number_in, pass_at, right
 from tsdfm.report.bench import spread
@@ -90,8 +90,8 @@ def by_sums(prompts: Sequence[str], most: int) -> list[int]:
 
 
 def problems_in(path: Path, rows: TokenRows, prompt: str, field: str, most: int | None) -> Problems:
-    """The problems of a .jsonl file, or `most` of them evenly spread, as rows of a tokens folder."""
-    found = list(read_jsonl(path, field, prompt))
+    """The problems of a .jsonl, .csv or .parquet file, or `most` of them evenly spread, as rows of a tokens folder."""
+    found = list(read_table(path, field, prompt))
     if not found:
         raise UserError(f"{path} holds no problem: give a file with a JSON object in each line")
     found = [found[i] for i in spread(len(found), most or len(found))]

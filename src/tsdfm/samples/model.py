@@ -78,7 +78,7 @@ class Samples:
 
     def records(self) -> list[dict[str, Any]]:
         """A record of each text, for JSON: its number, how it was made, what was given of it, and the text."""
-        given = {"prefix": self.prefix, "infill": self.infill}
+        given = {"prefix": self.prefix, "infill": self.infill, "answer": self.answers if self.prefix else None}
         return [
             {
                 "index": self.first + i,

@@ -8,7 +8,7 @@ from tsdfm.errors import UserError
 from tsdfm.samples.given import as_prompts
 from tsdfm.store.files import parse_json, text_lines
 
-FIELDS = ("prefix", "prompt", "text")
+FIELDS = ("prefix", "prompt", "question", "text")
 
 
 def read_prefixes(path: str | Path, prompted: bool = False) -> list[str]:
@@ -28,7 +28,9 @@ def read_prefixes(path: str | Path, prompted: bool = False) -> list[str]:
         name = next((name for name in FIELDS if name in found), "")
         value = found.get(name)
         if not isinstance(value, str):
-            raise UserError(f"{path}, line {number}: expected a JSON object with a field `prefix`, `prompt` or `text`")
+            raise UserError(
+                f"{path}, line {number}: expected a JSON object with a field `prefix`, `prompt`, `question` or `text`"
+            )
         out += as_prompts([value], prompted and name != "prefix")
     return out
 

@@ -85,6 +85,10 @@ def generate(
     prefixes = [*as_prompts([text.replace("\\n", "\n") for text in settings.prompt], prompted), *settings.prefix]
     if settings.prefix_file is not None:
         prefixes += read_prefixes(settings.prefix_file, prompted)
+    if prompted and not prefixes and not settings.infill:
+        raise UserError("this model answers prompts: give it one by --prompt, or many by --prefix-file")
+    if any(not text.strip() for text in settings.prompt):
+        raise UserError("--prompt is empty: say what to answer")
     guide = guide_from(settings.guide, settings.compass, settings.navigate, model.velocity, place)
     scorer = None
     if settings.compass is not None and guide is None:

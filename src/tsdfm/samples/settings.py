@@ -26,7 +26,7 @@ class SampleSettings(Settings):
     )
     prefix: tuple[str, ...] = option((), "how texts begin, as it is; given several times, n texts for each")
     prefix_file: Path | None = option(
-        None, "more prompts, one a line, or JSON lines with a field prefix, prompt or text; - is stdin"
+        None, "more prompts, one a line, or JSON lines with a field prefix, prompt, question or text; - is stdin"
     )
     infill: tuple[str, ...] = option(
         (), "template with gaps: 'Mia has {2} balls.' leaves two tokens to write, {1-4} one to four"

@@ -48,11 +48,13 @@ def run(desk: Desk, settings: AnswersSettings) -> Table:
     else:
         problems = problems_in(settings.file, rows, settings.prompt, settings.field, settings.problems)
     found = answered(desk, models, problems, settings)
-    table = desk.table("Problems solved with k answers (%)", columns_of(settings, problems))
+    count = len(problems.prompts) + problems.too_long
+    asked = f"{count:,} problem{'s' * (count > 1)}, {settings.n} answers each"
+    long = f" ({problems.too_long:,} longer than a row)" if problems.too_long else ""
+    table = desk.table(f"Problems solved with k answers (%): {asked}{long}", columns_of(settings, problems))
     table.rows = [told(desk, key, *found[key], settings) for key in found]
     table.rows += chance(problems, training_numbers(TokenRows(rows.folder, "train")), settings)
     table.rows += [] if problems.of_sums else quoted(desk.quote, settings)
-    count = len(problems.prompts) + problems.too_long
     table.notes += notes(problems, settings, count, several=any(len(runs) > 1 for runs, _ in found.values()))
     table.about = {"samples": count * settings.n, "problems": count, "answers_a_problem": settings.n}
     differences(desk, found, settings)
@@ -130,7 +132,7 @@ def chance(problems: Problems, known: Sequence[Fraction], settings: AnswersSetti
 
 def quoted(quote: Quote, settings: AnswersSettings) -> list[Plain]:
     """The paper's rows, at the k that both have."""
-    rows = quote.rows()
+    rows = quote.rows() if {8, 16, 32} & {*settings.k} else []
     for row in rows:
         for k in (8, 16, 32):
             figure = row.pop(f"pass@{k}")
