@@ -285,6 +285,14 @@ def test_a_path_of_a_setting_that_shares_its_word_with_a_number_is_looked_for(tm
         check_inputs(gone)
 
 
+def test_a_file_of_problems_is_looked_into_before_anything_is_trained(tmp_path: Path) -> None:
+    (tmp_path / "test.jsonl").write_text('{"frage": "1 and 1?", "answer": "2"}\n')
+    answers = [f"report.answers.file={tmp_path / 'test.jsonl'}"]
+    with pytest.raises(UserError, match="line 1 has no field 'question'; known: frage, answer"):
+        check_inputs(make_plan(read_recipe("sums_cpu", answers), tmp_path / "out"))
+    check_inputs(make_plan(read_recipe("sums_cpu", [*answers, "report.answers.prompt=frage"]), tmp_path / "out"))
+
+
 def test_a_table_of_the_report_may_have_runs_by_other_jumps() -> None:
     given = {"tables": ["neighbours"], "neighbours": {"also": ["mdlm@remdm-cap:0.1"], "steps": [8]}}
     (table,) = plan(recipe(measure={}, report=given)).tables

@@ -229,7 +229,7 @@ class AnswersSettings(ReportSettings, Stepped):
     problems: int | None = option(
         None, "held-out problems, evenly spread, over sums where they are of such; none: all", low=1
     )
-    file: Path | None = option(None, "a .jsonl file of problems, in the place of the held-out ones")
+    file: Path | None = option(None, "a .jsonl, .csv or .parquet file of problems, in the place of the held-out ones")
     prompt: str = option("question", "the field of that file that holds the problem")
     field: str = option("answer", "the field that holds the answer")
     of: str = option("ts-dfm", "the method that is compared with others, problem by problem")
