@@ -26,7 +26,7 @@ from tsdfm.tokens.settings import TokensSettings
 
 NET = {"width": 32, "depth": 1, "heads": 2, "cond": 16}
 LOOP = {"steps": 2, "batch": 4, "micro": 4, "device": "cpu", "compile": "false", "eval_every": 0, "save_every": 0}
-ASKED = {"n": 2, "k": "[1, 2]", "steps": "[2]", "teacher_steps": "[2, 3]", "problems": 3, "device": "cpu"}
+ASKED = {"n": 8, "k": "[1, 8]", "steps": "[2]", "teacher_steps": "[2, 3]", "problems": 3, "device": "cpu"}
 
 
 def shrunk(name: str, **more: Any) -> list[str]:
