@@ -22,7 +22,7 @@ from tsdfm.store.bundle import FoundWeights, find_weights, on_disk
 from tsdfm.store.checkpoint import Store, read_state
 from tsdfm.store.manifest import input_sha256
 from tsdfm.tokens.loader import with_numbers
-from tsdfm.tokens.rows import TokenRows, valid_rows
+from tsdfm.tokens.rows import TokenRows, asking, valid_rows
 
 FREE = {"name", "checkpoint", "probe_every", "resume", "eval_rows", "eval_times", "allow_changed", "record"}
 FREE |= {"loop", "optim"}
@@ -134,7 +134,7 @@ def record_for(settings: DistilSettings, spec: VelocitySpec, method: Distils) ->
         inputs=inputs,
         parent=inputs["init_from"],
         extra={"model": spec.plain(), "bound": bound.label if bound else None},
-        then=method.then(settings),
+        then=asking(method.then(settings), settings.tokens),
         identity={"model": spec.identity(), "method": method.name, **own, "inputs": known_inputs(settings, inputs)},
     )
 

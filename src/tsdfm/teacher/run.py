@@ -19,7 +19,7 @@ from tsdfm.settings import path_settings, to_dict
 from tsdfm.store.bundle import find_weights, on_disk
 from tsdfm.teacher.settings import TeacherSettings
 from tsdfm.teacher.task import TeacherTask
-from tsdfm.tokens.rows import TokenRows, valid_rows
+from tsdfm.tokens.rows import TokenRows, asking, valid_rows
 
 FREE = {"name", "eval_rows", "eval_times", "resume", "loop", "optim"}
 FREE |= {"net", "source", "schedule"}  # the network has them
@@ -116,7 +116,7 @@ def record_for(settings: TeacherSettings, spec: VelocitySpec, method: ManyStep) 
         inputs={"tokens": settings.tokens, **start},
         parent=origin,
         extra={"model": spec.plain(), "bound": bound.label if bound else None},
-        then=method.then(settings),
+        then=asking(method.then(settings), settings.tokens),
         identity={
             "model": spec.identity(),
             "method": method.name,

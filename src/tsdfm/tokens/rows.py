@@ -176,3 +176,12 @@ def count_tokens(rows: TokenRows, most: int | None = None) -> NDArray[np.int64]:
         part = take[first : first + CHUNK]
         counts += np.bincount(rows.take(part)[~rows.given(part)], minlength=rows.vocab_size)
     return counts
+
+
+def asking(words: tuple[str | Path, ...], tokens: Path) -> tuple[str | Path, ...]:
+    """The words of a command that samples, with a prompt where the model's rows have one, since it answers prompts."""
+    rows = TokenRows(tokens)
+    if words[:1] != ("sample",) or not rows.prompted:
+        return words
+    prompt = rows[0][rows.given([0])[0]][rows.anchor :]
+    return (*words, "--prompt", rows.tokenizer.decode(prompt).removesuffix("\n"))
