@@ -161,17 +161,18 @@ def read_asked(
     prefixes: Sequence[str] = (),
     infills: Sequence[str] = (),
     most: float = math.inf,
+    word: str = "prefix",
 ) -> Asked:
     """`n` texts for each prefix or infill template; without either, `n` texts of which the anchor alone is given.
 
     Text j of the p-th prefix has the number first + p·n + j. Braces in a prefix are text. What takes more than `most`
-    rows is refused before any is made.
+    rows is refused before any is made. `word` is what the messages call a prefix.
     """
     if prefixes and infills:
         raise UserError("give either a prefix or an infill template, not both")
     ways, texts, count = list[list[Template]](), infills or prefixes or [""], 0
     for text in texts:
-        ways.append(templates(text, length) if infills else [Template((text,), what=named("prefix", text, prefixes))])
+        ways.append(templates(text, length) if infills else [Template((text,), what=named(word, text, prefixes))])
         count += n * len(ways[-1])
         if count > most:
             least = "" if len(ways) == len(texts) else "at least "

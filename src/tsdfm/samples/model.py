@@ -195,7 +195,10 @@ class TextModel:
         windows = windows_of(spec, length, stride)
         reach = spec.length if length is None else length
         if given is None:
-            asked = read_asked(self.tokenizer, reach, spec.anchor, n, first, prefixes=prefixes, infills=infills)
+            word = "prompt" if spec.prompted else "prefix"
+            asked = read_asked(
+                self.tokenizer, reach, spec.anchor, n, first, prefixes=prefixes, infills=infills, word=word
+            )
         elif len(given.held) != n:
             raise UserError(f"{len(given.held)} rows are given for {n} texts: give one for each")
         else:

@@ -135,8 +135,15 @@ class Intake(ABC):
         if not 1 <= ask.n <= most:
             raise Refused("n", f"n must be at least 1 and at most {most}, not {ask.n}")
         with blaming("infill" if ask.infills else "prompt"):
-            given = {"prefixes": ask.prefixes, "infills": ask.infills}
-            asked = read_asked(served.model.tokenizer, spec.length, spec.anchor, ask.n, 0, **given, most=most)
+            asked = read_asked(
+                served.model.tokenizer,
+                spec.length,
+                spec.anchor,
+                ask.n,
+                prefixes=ask.prefixes,
+                infills=ask.infills,
+                most=most,
+            )
             if asked.texts < len(asked.numbers) and bound_of(spec) is None:
                 raise UserError(f"a model of {spec.method} has no bound to choose a gap's length by: give one length")
         return asked

@@ -40,7 +40,7 @@ def run(desk: Desk, settings: AnswersSettings) -> Table:
     if not rows.prompted:
         raise UserError(f"{rows.folder} has no prompts, so no answers: make it by tokens --layout prompt")
     if not models:
-        raise UserError(f"no model in {desk.runs.home} learned answers: train one on {rows.folder}")
+        raise UserError(f"none of these runs is a model that learned answers: train one on {rows.folder}")
     for model in models:
         check_rows(model.spec, rows, model.name)
     if settings.file is None:
