@@ -209,6 +209,10 @@ def test_starting_from_the_teacher_and_what_does_not_fit(home, tmp_path):
         run(settings(home, out=tmp_path / "wide", init="teacher", net=CompassNet(preset="tiny"), loop=once))
     with pytest.raises(UserError, match="another size"):
         run(settings(home, out=tmp_path / "big", init_from=home / "compass-uniform", net=CompassNet(preset="tiny")))
+    run(settings(home, out=tmp_path / "same", init="teacher", net=CompassNet(), loop=once))  # no sizes: the teacher's
+    made, teacher = (read_manifest(place) for place in (tmp_path / "same", home / "teacher-uniform"))
+    assert made["compass"]["shape"]["width"] == teacher["model"]["shape"]["width"]
+    assert made["compass"]["shape"]["depth"] == max(1, round(teacher["model"]["shape"]["depth"] / 2))
 
 
 def test_too_few_places_are_refused_before_anything_is_written(home, tmp_path):

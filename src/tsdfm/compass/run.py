@@ -44,17 +44,23 @@ def run(settings: CompassSettings) -> Path:
 
 
 def sizes(settings: CompassSettings, teacher: VelocitySpec) -> tuple[Shape, DecoderShape | None]:
-    """The sizes that the settings ask for; a compass that starts from a decoder has its, and half of its blocks."""
-    if teacher.decoder is None or settings.init != "teacher":
-        return settings.net.shape(), None
+    """The sizes that the settings ask for; if they ask for none, a compass that starts from its teacher has the
+    teacher's, and half of its blocks. A decoder's sizes cannot be asked for."""
     net, usual = settings.net, CompassNet()
-    if replace(net, depth=None, checkpoint=usual.checkpoint) != usual:
+    asked = replace(net, depth=None, checkpoint=usual.checkpoint) != usual
+    if settings.init != "teacher" or (asked and teacher.decoder is None):
+        return net.shape(), None
+    if asked:
         raise UserError(f"{settings.teacher} is a decoder, which has sizes of its own: leave out net.* but net.depth")
+    whole = teacher.shape.depth if teacher.decoder is None else teacher.decoder.depth
+    depth = net.depth or max(1, round(whole / 2))
+    if depth > whole:
+        raise UserError(f"{settings.teacher} has {whole} blocks: net.depth is at most that")
+    shape = replace(teacher.shape, depth=depth, dropout=0.0, checkpoint=net.checkpoint)
+    if teacher.decoder is None:
+        return shape, None
     decoder = told_decoder(teacher.decoder, told=True)
-    depth = net.depth or max(1, round(decoder.depth / 2))
-    if depth > decoder.depth:
-        raise UserError(f"{settings.teacher} has {decoder.depth} blocks: net.depth is at most that")
-    return replace(teacher.shape, depth=depth, cond=decoder.cond, dropout=0.0, checkpoint=net.checkpoint), decoder
+    return replace(shape, cond=decoder.cond), decoder
 
 
 def task_for(
