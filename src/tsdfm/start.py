@@ -19,7 +19,7 @@ from typing import Any
 from tsdfm.errors import UserError
 
 NO_MEMORY = "there is not enough memory"
-FULL = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+FULL = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED")
 """What torch says of a full GPU or machine, in errors of several kinds."""
 
 

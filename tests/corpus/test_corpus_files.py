@@ -136,8 +136,12 @@ def test_a_folder_is_read_in_the_order_of_its_names(tmp_path: Path) -> None:
 
 def test_answers_may_be_numbers_and_neither_side_of_a_prompt_is_blank(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_text('{"q": "One and one?", "a": 2}\n{"q": "A half?", "a": 0.5}\n')
-    assert [found.text for found in read_jsonl(path, "a", "q")] == ["2", "0.5"]
+    path.write_text("".join(f'{{"q": "How many?", "a": {a}}}\n' for a in ("2", "0.5", "1e20", "0.00001")))
+    found = [document.text for document in read_jsonl(path, "a", "q")]
+    assert found == ["2", "0.5", "100000000000000000000", "0.00001"]  # without exponents, which no answer has
+    path.write_text('{"q": "How many?", "a": NaN}\n')
+    with pytest.raises(UserError, match="line 1: field 'a' holds nan, not text"):
+        list(read_jsonl(path, "a", "q"))
     for row, blank in (('{"q": " ", "a": "2"}', "q"), ('{"q": "Why?", "a": ""}', "a")):
         path.write_text(f'{{"q": "One and one?", "a": "2"}}\n{row}\n')
         with pytest.raises(UserError, match=f"line 2: '{blank}' is blank"):

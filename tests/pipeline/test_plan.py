@@ -290,7 +290,11 @@ def test_a_file_of_problems_is_looked_into_before_anything_is_trained(tmp_path: 
     answers = [f"report.answers.file={tmp_path / 'test.jsonl'}"]
     with pytest.raises(UserError, match="line 1 has no field 'question'; known: frage, answer"):
         check_inputs(make_plan(read_recipe("sums_cpu", answers), tmp_path / "out"))
-    check_inputs(make_plan(read_recipe("sums_cpu", [*answers, "report.answers.prompt=frage"]), tmp_path / "out"))
+    made = make_plan(read_recipe("sums_cpu", [*answers, "report.answers.prompt=frage"]), tmp_path / "out")
+    check_inputs(made)
+    (tmp_path / "test.jsonl").write_text('{"frage": "1 and 1?", "answer": "2"}\n{"frage": "Why?", "answer": "So."}\n')
+    with pytest.raises(UserError, match="has no number as the answer to 'Why"):
+        check_inputs(made)
 
 
 def test_a_table_of_the_report_may_have_runs_by_other_jumps() -> None:

@@ -9,8 +9,10 @@ import gzip
 import io
 import itertools
 import lzma
+import math
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -263,5 +265,7 @@ def pick(row: Mapping[str, Any], field: str, where: str, setting: str = "field")
         if not isinstance(value, str | int | float) or isinstance(value, bool):
             held = "nothing" if value is None else shown(value)
             raise UserError(f"{where}: field {name!r} holds {held}, not text")
-        texts.append(str(value))
+        if isinstance(value, float) and not math.isfinite(value):  # how pandas writes what is missing
+            raise UserError(f"{where}: field {name!r} holds {value}, not text")
+        texts.append(value if isinstance(value, str) else format(Decimal(repr(value)), "f"))  # without an exponent
     return "\n".join(texts)

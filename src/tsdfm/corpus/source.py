@@ -66,7 +66,8 @@ class Reader(Iterator[Document]):
 
 
 def read(source: SourceSettings | Path | str) -> Reader:
-    """The documents of a source, in a fixed order. Texts without a visible character are passed over.
+    """The documents of a source, in a fixed order. Texts without a visible character are passed over, but a blank
+    prompt or answer is refused.
 
     for document in read("texts"):      # a folder, or one file
         print(document.origin, len(document.text))

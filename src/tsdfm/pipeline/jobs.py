@@ -106,6 +106,8 @@ class Crew:
                 job.code, self.failed[job.key] = 1, f"needs {lost[0]}"
             elif job.after & known <= done and self.room(job):
                 self.launch(job)
+            elif job.after & known <= done and job.beside < math.inf and time.monotonic() >= job.not_before:
+                break  # what waits for memory goes before what comes after it
 
     def room(self, job: Job) -> bool:
         """May one more run now, and this one, and those that run bear it?"""

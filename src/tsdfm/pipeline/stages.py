@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from tsdfm import terminal
-from tsdfm.corpus.files import read_table
 from tsdfm.errors import UserError
 from tsdfm.pipeline.done import examine, is_started, train
 from tsdfm.pipeline.plan import START, Model, Plan
@@ -47,8 +46,10 @@ def check_inputs(plan: Plan) -> None:
                 if not (path.exists() or path.resolve().is_relative_to(plan.out.resolve()) or find_shipped(path)):
                     raise UserError(f"{owner}: {name} says {path}, and there is nothing")
     for table in plan.tables:
-        if (file := getattr(table.settings, "file", None)) is not None:  # a wrong field would show after all trainings
-            next(read_table(file, table.settings.field, table.settings.prompt), None)
+        if (file := getattr(table.settings, "file", None)) is not None:  # a mistake would show after all trainings
+            from tsdfm.report.problems import read_problems  # loads torch
+
+            read_problems(file, table.settings.prompt, table.settings.field)
 
 
 def make_text(plan: Plan) -> None:

@@ -58,7 +58,8 @@ def run(settings: ImportSettings) -> Path:
         about["defaults"] = told
     write_run(settings, found.found.kind, found.spec, found.tokenizer, parts, about)
     told = f"{found.found.kind}, {weights_of(parts)} weights, {found.spec.source} source"
-    terminal.made("import", told, settings.out, "sample", settings.out)
+    asked = ["--prompt=How many?"] if found.spec.prompted else []  # it answers prompts, and none is known here
+    terminal.made("import", told, settings.out, "sample", settings.out, *asked)
     return settings.out
 
 

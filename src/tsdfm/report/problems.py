@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tsdfm.corpus import sums
-from tsdfm.corpus.files import read_table
+from tsdfm.corpus.files import Document, read_table
 from tsdfm.errors import UserError
 from tsdfm.judges.answers import equations, number_in, pass_at, right
 from tsdfm.report.bench import spread
@@ -69,7 +69,8 @@ def held_out_problems(rows: TokenRows, most: int | None) -> Problems:
     taken, given = torch.from_numpy(rows.take(picks).astype("int64")), torch.from_numpy(rows.given(picks).sum(1))
     content = sha256(taken.numpy().tobytes() + given.numpy().tobytes()).hexdigest()  # the same in a folder made again
     key = {"held out": content[:16], "problems": len(picks)}
-    return known_answers(Problems(key, prompts, answers, taken, given), str(rows.folder))
+    check_answers(prompts, answers, str(rows.folder))
+    return Problems(key, prompts, answers, taken, given)
 
 
 def by_sums(prompts: Sequence[str], most: int) -> list[int]:
@@ -91,9 +92,7 @@ def by_sums(prompts: Sequence[str], most: int) -> list[int]:
 
 def problems_in(path: Path, rows: TokenRows, prompt: str, field: str, most: int | None) -> Problems:
     """The problems of a .jsonl, .csv or .parquet file, or `most` of them evenly spread, as rows of a tokens folder."""
-    found = list(read_table(path, field, prompt))
-    if not found:
-        raise UserError(f"{path} holds no problem: give a file with a JSON object in each line")
+    found = read_problems(path, prompt, field)
     found = [found[i] for i in spread(len(found), most or len(found))]
     kept, made, given = list[int](), list[list[int]](), list[int]()
     for number, one in enumerate(found):
@@ -108,15 +107,23 @@ def problems_in(path: Path, rows: TokenRows, prompt: str, field: str, most: int 
     chosen = [found[number] for number in kept]
     prompts, answers = tuple(one.prompt for one in chosen), tuple(one.text for one in chosen)
     tokens = (torch.tensor(made), torch.tensor(given))
-    return known_answers(Problems(key, prompts, answers, *tokens, len(found) - len(kept)), str(path))
+    return Problems(key, prompts, answers, *tokens, len(found) - len(kept))
 
 
-def known_answers(problems: Problems, where: str) -> Problems:
-    """The problems, if each has an answer that is a number."""
-    missing = next((p for p, a in zip(problems.prompts, problems.answers, strict=True) if number_in(a) is None), None)
+def read_problems(path: Path, prompt: str, field: str) -> list[Document]:
+    """The problems of a .jsonl, .csv or .parquet file with their answers, if each has one that is a number."""
+    found = list(read_table(path, field, prompt))
+    if not found:
+        raise UserError(f"{path} holds no problem: give a file with a JSON object in each line")
+    check_answers([one.prompt for one in found], [one.text for one in found], str(path))
+    return found
+
+
+def check_answers(prompts: Sequence[str], answers: Sequence[str], where: str) -> None:
+    """Refuse an answer that is no number."""
+    missing = next((p for p, a in zip(prompts, answers, strict=True) if number_in(a) is None), None)
     if missing is not None:
         raise UserError(f"{where} has no number as the answer to {missing[:60]!r}: answers are compared as numbers")
-    return problems
 
 
 def texts_of(rows: TokenRows, picks: Sequence[int]) -> Iterator[tuple[str, str]]:

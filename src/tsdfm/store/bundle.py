@@ -171,12 +171,20 @@ def find_shipped(path: str | Path) -> tuple[Bundle, str | None] | None:
 def whereabouts(path: Path, run: Path, sha256: str | None = None) -> Path | None:
     """Where an input of a run is: where it was, or after a move beside the run under its name; none if it is gone.
 
-    What lies beside the run has the input's `sha256`, where that is known: another model may have its name.
+    Of the two the one counts that has the input's `sha256`, where that is known: another model may have its name. What
+    lies where the input was is taken for it all the same, as it may have been trained on.
     """
-    moved = run.parent / path.name
-    same = sha256 is None or ((moved / MANIFEST).is_file() and file_sha256(moved / MANIFEST) == sha256)
-    places = [at for at in (path, *[moved] * same) if at.resolve() != run.resolve()]  # no run is its own input
-    return next((at for at in places if find_shipped(at) or (at / MANIFEST).is_file()), None)
+    places = [at for at in (path, run.parent / path.name) if at.resolve() != run.resolve()]  # no run is its own input
+    there = [at for at in places if find_shipped(at) or (at / MANIFEST).is_file()]
+    same = [at for at in there if sha256 is None or sha256 in hashes_of(at)]
+    return next(iter(same), path if path in there else None)
+
+
+def hashes_of(place: Path) -> set[str]:
+    """What an input of a run may have for its hash: a run's manifest, or any of a bundle's packed files."""
+    if (found := find_shipped(place)) is not None:
+        return {str(about["sha256"]) for about in found[0].manifest["members"].values()}
+    return {file_sha256(place / MANIFEST)}
 
 
 def is_bundle(folder: Path) -> bool:

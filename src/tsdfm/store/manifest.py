@@ -79,7 +79,7 @@ def descent_of(artifact: Path) -> dict[str, Any]:
     bundle, model = (found, found.get("members", {}).get(artifact.stem, {})) if artifact.is_file() else ({}, found)
     origin = model.get("origin") or model.get("descent") or {}
     if bundle.get("licence"):
-        origin = {"source": bundle.get("name"), **origin, "licence": bundle["licence"]}
+        origin = {"source": bundle.get("name"), "licence": bundle["licence"], **origin}
     return {name: origin[name] for name in ("source", "revision", "layout", "licence") if origin.get(name)}
 
 

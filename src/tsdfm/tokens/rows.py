@@ -183,5 +183,5 @@ def asking(words: tuple[str | Path, ...], tokens: Path) -> tuple[str | Path, ...
     rows = TokenRows(tokens)
     if words[:1] != ("sample",) or not rows.prompted:
         return words
-    prompt = rows[0][rows.given([0])[0]][rows.anchor :]
-    return (*words, "--prompt", rows.tokenizer.decode(prompt).removesuffix("\n"))
+    prompt = rows.tokenizer.decode(rows[0][rows.given([0])[0]][rows.anchor :]).removesuffix("\n")
+    return (*words, f"--prompt={prompt}")
