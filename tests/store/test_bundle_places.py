@@ -8,6 +8,7 @@ import pytest
 
 from tsdfm.store.bundle import MODELS, whereabouts
 from tsdfm.store.files import file_sha256
+from tsdfm.store.manifest import descent_of
 
 
 def run_at(place: Path, said: str) -> str:
@@ -33,3 +34,12 @@ def test_a_bundle_that_was_moved_is_known_by_its_files(tmp_path: Path) -> None:
     packed = file_sha256(MODELS / "tsdfm-stories" / "teacher.safetensors")
     for sha256, found in ((packed, tmp_path / "moved" / "stories"), ("another", None)):
         assert whereabouts(tmp_path / "gone" / "stories", tmp_path / "moved" / "compass", sha256) == found
+
+
+def test_the_licence_of_what_a_model_descends_from_goes_before_its_bundles(tmp_path: Path) -> None:
+    public = {"source": "org/public", "layout": "llama", "licence": "cc-by-nc-4.0"}
+    members = {"student": {"descent": public}, "teacher": {}}
+    (tmp_path / "manifest.json").write_text(json.dumps({"name": "mine", "licence": "mit", "members": members}))
+    for role, found in (("student", public), ("teacher", {"source": "mine", "licence": "mit"})):
+        (tmp_path / f"{role}.safetensors").touch()
+        assert descent_of(tmp_path / f"{role}.safetensors") == found
