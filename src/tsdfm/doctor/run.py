@@ -172,10 +172,10 @@ def missing(plan: Plan) -> dict[str, str]:
 
 def rows_of(plan: Plan, settings: Any) -> tuple[int, int] | None:
     """|V| and the length of the rows that a model learns: the recipe's own, or of tokens that must be there."""
-    own, usual = plan.out / "tokens", TokensSettings(corpus=Path(), out=Path())
+    own = plan.out / "tokens"
     place = own if settings is None else settings.tokens
     if place == own:
-        tokens = plan.tokens or usual
+        tokens = plan.tokens or TokensSettings(corpus=Path(), out=own)
         vocab = vocab_of(tokens)
         return None if vocab is None else (vocab, tokens.length)
     if not (place / MANIFEST).is_file():

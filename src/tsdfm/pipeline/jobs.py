@@ -46,7 +46,7 @@ class Job:
     tries: int = 0
     not_before: float = 0.0
     beside: float = math.inf
-    """It found no memory beside so many others: it runs beside fewer alone."""
+    """It found no memory beside so many others: from then on it runs beside fewer."""
     seen: int = 0
     """How many others have run beside it at once, since it began."""
 
