@@ -137,6 +137,27 @@ def test_what_a_start_is(home: Path, noise: str) -> None:
     assert torch.equal(early, late)  # it is not told the time yet: the maps of the condition are zero
 
 
+@pytest.mark.parametrize("make", ["storyteller", "Qwen2"])
+def test_a_start_that_grows_begins_as_the_causal_model(make: str, home: Path, tmp_path: Path) -> None:
+    source = home / "teller"
+    if make == "Qwen2":
+        write_causal(make, source := tmp_path / "model")
+    rows = TokenRows(home / "tokens", "train")
+    x, said = torch.from_numpy(rows.take([0, 1]).astype("int64")), []
+    for grow in (1, 3):
+        spec, weights, _ = start_for(source, home / "tokens", "uniform", grow)
+        assert sizes_in(source, grow) == spec.decoder
+        net = spec.network()
+        net.load_state_dict(weights)
+        said.append(net(x, torch.tensor([0.1, 0.9])))
+    torch.testing.assert_close(said[1], said[0], atol=1e-5, rtol=1e-5)
+    assert len(net.blocks) == spec.shape.depth == 3 * read_causal(source).shape.depth
+    assert len({weight.data_ptr() for weight in net.parameters()}) == len(list(net.parameters()))
+    said[1].square().sum().backward()
+    new = [block.get_parameter("down.weight") for block in net.blocks]
+    assert all(weight.grad is not None and bool(weight.grad.any()) for weight in new)  # they learn from the first step
+
+
 SMALL = ["--loop.device", "cpu", "--loop.batch", "8", "--eval-rows", "8", "--eval-times", "2", "--optim.warmup", "1"]
 
 
@@ -431,6 +452,7 @@ IGNORED = {
     "length": (["--tokens", "TOKENS", "--length", "9"], "--length is not for a causal model"),
     "revision": (["--tokens", "TOKENS", "--revision", "main"], "leave it out"),
     "noise": (["--noise", "mask"], "give --tokens too"),
+    "grow": (["--grow", "2"], "give --tokens too"),
     "no tokens": ([], "--tokens FOLDER makes it the start"),
 }
 

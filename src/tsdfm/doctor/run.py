@@ -190,7 +190,7 @@ def start_of(plan: Plan, place: Path, vocab: int, length: int) -> VelocitySpec |
     if start is None or not is_causal(Path(start.source)):
         return None
     rows = {"vocab": vocab, "length": length, "source": start.noise, "anchor": 0, "tokenizer": ""}
-    return start_spec(sizes_in(Path(start.source)), **rows)
+    return start_spec(sizes_in(Path(start.source), start.grow), **rows)
 
 
 def teacher_needs(teacher: Any, start: VelocitySpec | None, vocab: int, length: int) -> dict[str, str]:

@@ -9,6 +9,9 @@ spelled in the causal model's tokens, the longest first: its embedding is their 
 the first one, which is what a causal model would say next. End-of-text is the token that starts the model's texts, and
 [MASK] the mean of all.
 
+A start may `grow`: behind each block stand copies of it that add nothing, since what they write is zero at first (Wu et
+al., 2024, "LLaMA Pro"). So a deeper network begins as the causal model, too.
+
     names of Llama, Qwen2 and Qwen3 (config.json, tokenizer.json), or of a storyteller (`corpus.storyteller`)
 """
 
@@ -72,6 +75,19 @@ class Causal:
         embedding = torch.stack([self.weights[EMBEDDING][ids].mean(0) for ids in spelled])
         return embedding, self.weights[HEAD][[ids[0] for ids in spelled]]
 
+    def grown(self, times: int) -> Causal:
+        """The same model with so many blocks for each of its own, of which the new ones add nothing."""
+        count = times * sum(tensor.numel() for tensor in self.weights.values())
+        check_memory(4 * count, f"a start of {count:,} weights", "lower grow")
+        weights = {name: tensor for name, tensor in self.weights.items() if not name.startswith("blocks.")}
+        for name in sorted(self.weights.keys() - weights.keys()):
+            _, i, part = name.split(".", 2)
+            own, writes = self.weights[name], part in ("out.weight", "down.weight")
+            for more in range(times):
+                copy = torch.zeros_like(own) if writes else own.clone()
+                weights[f"blocks.{times * int(i) + more}.{part}"] = copy if more else own
+        return replace(self, shape=deeper(self.shape, times), weights=weights)
+
     def spell(self, piece: bytes) -> list[int]:
         """The model's tokens of some bytes, always the longest that fits; bytes it has no token for are left out."""
         found, at = list[int](), 0
@@ -114,9 +130,14 @@ def files_of(source: Path) -> dict[str, str]:
     return open_tensors(source).sha256() if told is None else {told.name: file_sha256(told)}
 
 
-def start_for(source: Path, tokens: Path, noise: str) -> tuple[VelocitySpec, dict[str, Tensor], dict[str, Any]]:
-    """The network of a flow model on the rows of `tokens` from noise `uniform` or `mask`, its weights, its origin."""
-    rows, causal = TokenRows(tokens, "train"), read_causal(source)
+def start_for(
+    source: Path, tokens: Path, noise: str, grow: int = 1
+) -> tuple[VelocitySpec, dict[str, Tensor], dict[str, Any]]:
+    """The network of a flow model on the rows of `tokens` from noise `uniform` or `mask`, its weights, its origin.
+
+    It has `grow` blocks for each of the causal model's.
+    """
+    rows, causal = TokenRows(tokens, "train"), read_causal(source).grown(grow)
     about = {"anchor": rows.anchor, "tokenizer": rows.fingerprint}
     spec = start_spec(causal.shape, vocab=rows.vocab_size, source=noise, length=rows.length, **about)
     embedding, head = causal.rows_for(rows.tokenizer.pieces)
@@ -146,11 +167,16 @@ def start_spec(sizes: DecoderShape, **rows: Any) -> VelocitySpec:
     return VelocitySpec(shape=shape, schedule="poly:1", shift=True, decoder=sizes, **rows)
 
 
-def sizes_in(source: Path) -> DecoderShape:
-    """The sizes of the causal model in a folder, with the condition that it gets."""
+def deeper(shape: DecoderShape, times: int) -> DecoderShape:
+    """A decoder's sizes with so many blocks for each of its own."""
+    return replace(shape, depth=times * shape.depth)
+
+
+def sizes_in(source: Path, grow: int = 1) -> DecoderShape:
+    """The sizes of a start from the causal model in a folder, with the condition that it gets."""
     if weights_in(source) is not None:
-        return from_storyteller(storyteller_in(source)).shape
-    return replace(shape_of(NAMES, open_tensors(source).shapes, read_config(source)), cond=CONDITION)
+        return deeper(from_storyteller(storyteller_in(source)).shape, grow)
+    return deeper(replace(shape_of(NAMES, open_tensors(source).shapes, read_config(source)), cond=CONDITION), grow)
 
 
 def read_causal(source: Path) -> Causal:

@@ -35,8 +35,11 @@ def run(settings: ImportSettings) -> Path:
         raise UserError(f"{settings.source} is a model of tsdfm already: every command takes it as it is")
     if settings.tokens is not None:
         return write_start(settings, settings.tokens)
-    if settings.noise != "uniform":
-        raise UserError("--noise is for a causal model, which becomes the start of a flow model: give --tokens too")
+    for word, usual in (("noise", "uniform"), ("grow", 1)):
+        if getattr(settings, word) != usual:
+            raise UserError(
+                f"--{word} is for a causal model, which becomes the start of a flow model: give --tokens too"
+            )
     if is_causal(Path(settings.source)) and not settings.kind:
         raise UserError(f"{settings.source} is a causal model: --tokens FOLDER makes it the start of a flow model")
     found = read_public(
@@ -67,7 +70,7 @@ def write_start(settings: ImportSettings, tokens: Path) -> Path:
     """A causal model as the start of a flow model on the rows of `tokens`."""
     check_start(settings)
     path = causal_folder(settings.source, settings.revision)
-    spec, weights, origin = start_for(path, tokens, settings.noise)
+    spec, weights, origin = start_for(path, tokens, settings.noise, settings.grow)
     if not Path(settings.source).exists():
         origin |= {"source": settings.source, "revision": path.name}
     write_run(settings, "causal", spec, load_tokenizer(tokens), {"model": weights}, {"origin": origin}, tokens)

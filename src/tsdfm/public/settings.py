@@ -29,6 +29,9 @@ class ImportSettings(Settings):
     length: int = option(0, "tokens in a row of a llada, dream or sdar; 0: 1024", low=0, high=2**20)
     tokens: Path | None = option(None, "a causal model: the tokens folder that a flow model is to learn from")
     noise: Literal["uniform", "mask"] = option("uniform", "a causal model: what texts of the flow model start as")
+    grow: int = option(
+        1, "a causal model: blocks for each of its own; the new ones begin by adding nothing", low=1, high=64
+    )
 
 
 def check_start(settings: ImportSettings, where: str = "--") -> None:
