@@ -37,14 +37,15 @@ class TokenNet(nn.Module):
             self.step = ScalarEmbedding(cond)
             self.join = nn.Linear(2 * cond, 2 * cond)
         self.fuser = fuser(cond, step_size)
+        self.spread: nn.Module = nn.Identity()  # what is done once for all blocks (`nn.together`)
 
     def condition(self, t: Tensor, h: Tensor | None) -> Tensor:
         """[B, C], or [B, 2C] with step-size conditioning."""
         if self.step_size != (h is not None):
             raise ValueError("a network with step-size conditioning needs h, and one without takes none")
-        if h is None:
-            return F.silu(self.time(t))
-        return F.silu(self.join(torch.cat([self.time(t), self.step(h)], dim=-1)))
+        told = self.time(t) if h is None else self.join(torch.cat([self.time(t), self.step(h)], dim=-1))
+        out: Tensor = self.spread(F.silu(told))
+        return out
 
     def forward(
         self,
