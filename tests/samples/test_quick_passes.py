@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_nets import save_run, tiny_spec, tiny_velocity
+from tiny_nets import save_run, stir, tiny_spec, tiny_velocity
 
 from tsdfm.cli import main
 from tsdfm.distil.settings import NavigateSettings
@@ -20,9 +20,24 @@ from tsdfm.engine.graphs import Recording, Replayed, Routines
 from tsdfm.engine.runner import Runner, wrapped
 from tsdfm.errors import UserError
 from tsdfm.nn.settings import NetSettings
+from tsdfm.nn.together import Part, Together, together
+from tsdfm.nn.velocity import Velocity
 from tsdfm.samples.guide import Guide
 from tsdfm.samples.model import TextModel
-from tsdfm.samples.quick import PAYS, OneRow, Pass, Quick, by_logits, filled, fitting, row_by_row, row_bytes, settled
+from tsdfm.samples.quick import (
+    PAYS,
+    OneRow,
+    Pass,
+    Quick,
+    by_logits,
+    filled,
+    fitting,
+    lean,
+    row_by_row,
+    row_bytes,
+    settled,
+)
+from tsdfm.serve.served import ready
 from tsdfm.tokens.tokenizer import ByteTokenizer
 
 GIB = 2**30
@@ -132,6 +147,60 @@ def test_settled_weights_make_the_same_bits() -> None:
             mine, own = (model(dataclasses.replace(velocity, net=each)) for each in (net, velocity.net))
             assert torch.equal(mine(x, t, t / 4), own(x, t, t / 4))
             assert torch.equal(mine.look(x, t, t / 4)(torch.arange(9)), own.look(x, t, t / 4)(torch.arange(9)))
+
+
+class OnGpu(Velocity):
+    """One that says that it is on a GPU; it is not asked for a pass here."""
+
+    device = property(lambda self: torch.device("cuda"))  # type: ignore[assignment]
+
+
+def is_lean(velocity: Velocity) -> bool:
+    """Are its conditions made together?"""
+    found = {kind for part in velocity.net.modules() for kind in (Together, Part) if isinstance(part, kind)}
+    assert len(found) in (0, 2)
+    return bool(found)
+
+
+def test_a_network_is_lean_in_16_bits_on_a_gpu_alone() -> None:
+    """Recorded or not, in the server too; on a CPU, in float32 and in training it is as it was written."""
+    velocity = tiny_velocity(tiny_spec(step_size=True), torch.float32)
+    gpu = OnGpu(velocity.spec, velocity.net, velocity.source, velocity.schedule)
+    assert not is_lean(velocity)
+    for how in ("off", "record"):
+        for each, bf16, want in ((gpu, True, True), (gpu, False, False), (velocity, True, False)):
+            assert is_lean(Quick(each, how, bf16).model(2, 1).velocity) == want
+        served = ready(TextModel(gpu, ByteTokenizer(), "teacher", True), how)
+        assert is_lean(served.velocity)
+        assert lean(served.velocity, True).net is served.velocity.net
+        assert not is_lean(ready(TextModel(velocity, ByteTokenizer(), "teacher", True), how).velocity)
+    assert not is_lean(velocity)
+
+
+@pytest.mark.parametrize("step_size", [False, True])
+def test_lean_networks_are_settled_with_the_same_bits(step_size: bool) -> None:
+    """A recording has the bits of the passes that were launched before it; as many weights, and their logits."""
+    velocity = tiny_velocity(tiny_spec(step_size=step_size), torch.float32)
+    net = together(velocity.net)
+    x, t = torch.arange(60).view(3, 20), torch.tensor([0.1, 0.5, 0.9])
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        mine, own, plain = (
+            Pass(dataclasses.replace(velocity, net=each))(x, t, t / 4) for each in (settled(net), net, velocity.net)
+        )
+    assert torch.equal(mine, own)
+    torch.testing.assert_close(mine, plain, rtol=0.05, atol=0.2)
+
+
+@needs_gpu
+def test_launched_passes_follow_weights_that_change() -> None:
+    velocity = tiny_velocity(tiny_spec(step_size=True), torch.float32)
+    velocity.net.to("cuda").requires_grad_(False)
+    model, how = TextModel(velocity, ByteTokenizer(), "teacher", True, "off"), {"n": 8, "steps": 8, "seed": 1}
+    before = model.sample(**how).tokens
+    stir(velocity.net, seed=2)
+    after = model.sample(**how).tokens
+    assert not torch.equal(before, after)
+    assert torch.equal(after, dataclasses.replace(model).sample(**how).tokens)
 
 
 @needs_gpu

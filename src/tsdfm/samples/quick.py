@@ -15,6 +15,9 @@ are looked at, each step is one.
 
 A recording runs the kernels that were recorded: the same bits. Compiled, the network rounds in other places, so with
 `compile` a draw close to the border between two tokens may fall on the other side, as it may in another batch size.
+
+In 16 bits on a GPU a network takes fewer kernels than it is written with (`lean`), recorded or not. As it is launched
+it follows its weights when they change; a recording in 16 bits has those of its making (`settled`).
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ from tsdfm.flow.logits import Reads
 from tsdfm.flow.noise import sent, uniforms
 from tsdfm.flow.walk import Walk
 from tsdfm.kernels.head import SettledHead, quick_logits
+from tsdfm.nn.together import Together, on_weights, same_weights, together
 from tsdfm.nn.velocity import Velocity, VelocitySpec
 from tsdfm.settings import nearest
 
@@ -175,6 +179,8 @@ class Quick:
     bf16: bool = False
     sizes: Literal["each", "any"] = "each"
     """Code that is compiled for each batch size, or one for all of them but 1."""
+    plain: Velocity | None = None
+    """As it is launched; on the network's own weights."""
     quick: Velocity | None = None
     one: OneRow | None = None
     asked: Counter[int] = field(default_factory=Counter)
@@ -188,26 +194,34 @@ class Quick:
         """The model for batches of up to `rows` texts, which go through the network `passes` times in all."""
         self.asked[rows] += passes
         whole = rows == 1 and self.velocity.device.type == "cuda"
+        if self.plain is None:
+            self.plain = lean(self.velocity, self.bf16)
         if not self.pays(rows):
-            return Pass(self.velocity, reads=reads, one=OneRow(self.velocity) if whole else None)
+            return Pass(self.plain, reads=reads, one=OneRow(self.plain) if whole else None)
         if self.quick is None:
-            self.record()
+            self.record(self.plain)
         assert self.quick is not None
         return Pass(self.quick, rows, reads, one=self.one if whole else None)
 
-    def record(self) -> None:
+    def record(self, plain: Velocity) -> None:
         """Make the network that is recorded, for batches and for whole steps of one text."""
-        net, pool = settled(self.velocity.net) if self.bf16 else self.velocity.net, GraphMemory()
+        net, pool = settled(plain.net) if self.bf16 else plain.net, GraphMemory()
         body = Compiled(net.hidden, self.sizes) if self.how == "compile" else net.hidden
-        self.quick = replace(self.velocity, net=wrapped(net, Replayed(body, net, pool, SHAPES)))
-        plain = replace(self.velocity, net=wrapped(net, body))
-        self.one = OneRow(plain, Routines(body, net, pool, STEPS))
+        self.quick = replace(plain, net=wrapped(net, Replayed(body, net, pool, SHAPES)))
+        self.one = OneRow(replace(plain, net=wrapped(net, body)), Routines(body, net, pool, STEPS))
 
     def pays(self, rows: int) -> bool:
         """Is it worth recording batches of so many rows?"""
         if self.how in ("compile", "record"):
             return True
         return self.how == "auto" and self.velocity.device.type == "cuda" and self.asked[rows] >= PAYS
+
+
+def lean(velocity: Velocity, bf16: bool) -> Velocity:
+    """The same on the same weights, in fewer kernels where it runs in 16 bits on a GPU; elsewhere it is itself."""
+    if not bf16 or velocity.device.type != "cuda":
+        return velocity
+    return replace(velocity, net=together(velocity.net))
 
 
 def settled(net: Net) -> Net:
@@ -220,6 +234,8 @@ def settled(net: Net) -> Net:
         return net
     made: Any = copy.deepcopy(net)
     for module in made.modules():
+        if isinstance(module, Together):
+            module.settle(torch.bfloat16)
         if isinstance(module, nn.Linear):
             module.to(torch.bfloat16)
     made.head = SettledHead(net.head, torch.bfloat16)  # type: ignore[arg-type]
@@ -243,15 +259,11 @@ def row_by_row(net: Net) -> Net:
     many rows as a text has tokens. So in batches of any size a text may have the bits that it has alone; whether it
     does is a matter of the machine's library (`serve.served.Served.steady` looks).
     """
-    shared: dict[int, Any] = {id(x): x for x in (*net.parameters(), *net.buffers())}
-    made = copy.deepcopy(net, shared)
+    made = same_weights(net)
     for name, layer in list(made.named_modules()):
         if type(layer) is nn.Linear and layer is not made.head:
-            rows = RowLinear(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
-            rows.weight, rows.bias = layer.weight, layer.bias
-            rows.train(layer.training)
-            made.set_submodule(name, rows)
-    return made
+            made.set_submodule(name, on_weights(RowLinear, layer))
+    return cast(Net, made)
 
 
 def free_bytes(device: torch.device) -> int:

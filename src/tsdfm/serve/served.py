@@ -28,7 +28,7 @@ from tsdfm.samples.given import Given
 from tsdfm.samples.guide import Guide, compass_for, own_compass
 from tsdfm.samples.lengths import bounds
 from tsdfm.samples.model import TextModel, load
-from tsdfm.samples.quick import Pass, row_by_row, settled
+from tsdfm.samples.quick import Pass, lean, row_by_row, settled
 from tsdfm.serve.row import Crowd, Row, gathered
 from tsdfm.store.defaults import SampleDefaults
 
@@ -299,7 +299,7 @@ def ready(model: TextModel, quick: str) -> TextModel:
     """A model for many batch sizes; on a GPU it keeps no weights but those its products take."""
     velocity = model.velocity
     if model.bf16 and velocity.device.type == "cuda":
-        velocity = replace(velocity, net=settled(velocity.net))
+        velocity = replace(velocity, net=settled(lean(velocity, model.bf16).net))
     made = replace(model, velocity=velocity, quick=quick)
     made.passes.sizes = "any"
     return made
