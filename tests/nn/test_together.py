@@ -1,4 +1,4 @@
-"""The condition of all blocks at once against the networks as they are written."""
+"""The condition of all blocks at once, and GELU inside a product, against the networks as they are written."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from itertools import pairwise
 
 import pytest
 import torch
+import torch.nn.functional as F
 from tiny_nets import stir, tiny_net
 from torch import Tensor, nn
 
 from tsdfm.nn.decoder import Decoder, DecoderShape, told_decoder
 from tsdfm.nn.network import TokenNet
-from tsdfm.nn.together import Part, Together, together
+from tsdfm.nn.together import GeluLinear, Part, Together, gelu_inside, on_weights, together
 
 F64 = torch.float64
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPE = DecoderShape(width=16, depth=2, heads=2, kv_heads=1, head=8, hidden=24)
 
 
@@ -69,22 +71,36 @@ def test_told_together_is_told_one_by_one(kind: str, step_size: bool) -> None:
 def test_the_network_itself_is_left_alone(kind: str) -> None:
     net = net_of(kind, step_size=True)
     names, ids = [*net.state_dict()], {id(x) for x in net.parameters()}
-    made = together(net)
+    made = gelu_inside(together(net))
     assert {id(x) for x in made.parameters()} == ids
     assert [*net.state_dict()] == names
     assert isinstance(net.spread, nn.Identity)
-    assert not [part for part in net.modules() if isinstance(part, Together | Part)]
-    assert together(made) is made
+    assert not [part for part in net.modules() if isinstance(part, Together | Part | GeluLinear)]
+    assert gelu_inside(together(made)) is made
+    assert (gelu_inside(net) is net) == (kind == "decoder")
 
 
 def test_a_decoder_that_is_told_nothing_is_itself() -> None:
     net = Decoder(SHAPE, vocab=13, tokens=14)
-    assert together(net) is net
+    assert gelu_inside(together(net)) is net
+
+
+def test_gelu_inside_a_product() -> None:
+    """To the last bits of bf16, and the same when compiled."""
+    layer = stir(nn.Linear(32, 64)).to(DEVICE).requires_grad_(False)
+    x = torch.randn(3, 5, 32, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    weight, bias, rows = (each.bfloat16().double() for each in (layer.weight, layer.bias, x))
+    want = F.gelu(F.linear(rows, weight, bias), approximate="tanh")
+    made = on_weights(GeluLinear, layer)
+    assert made(x).dtype == torch.bfloat16
+    torch.testing.assert_close(made(x).double(), want, rtol=2**-6, atol=0.02)
+    compiled = torch.compile(made, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x), made(x))
 
 
 @pytest.mark.parametrize("step_size", [False, True])
 def test_a_compiler_takes_all_of_it(step_size: bool) -> None:
-    net, (x, *times) = together(net_of("ddit", step_size).float()), inputs(step_size)
+    net, (x, *times) = gelu_inside(together(net_of("ddit", step_size).float())), inputs(step_size)
     given = [x, *(each if each is None else each.float() for each in times)]
     net.spread.settle(torch.bfloat16)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):

@@ -20,7 +20,7 @@ from tsdfm.engine.graphs import Recording, Replayed, Routines
 from tsdfm.engine.runner import Runner, wrapped
 from tsdfm.errors import UserError
 from tsdfm.nn.settings import NetSettings
-from tsdfm.nn.together import Part, Together, together
+from tsdfm.nn.together import GeluLinear, Part, Together, gelu_inside, together
 from tsdfm.nn.velocity import Velocity
 from tsdfm.samples.guide import Guide
 from tsdfm.samples.model import TextModel
@@ -156,9 +156,9 @@ class OnGpu(Velocity):
 
 
 def is_lean(velocity: Velocity) -> bool:
-    """Are its conditions made together?"""
-    found = {kind for part in velocity.net.modules() for kind in (Together, Part) if isinstance(part, kind)}
-    assert len(found) in (0, 2)
+    """Are its conditions made together, and its GELU inside a product?"""
+    found = {kind for part in velocity.net.modules() for kind in (Together, Part, GeluLinear) if isinstance(part, kind)}
+    assert len(found) in (0, 3)
     return bool(found)
 
 
@@ -181,7 +181,7 @@ def test_a_network_is_lean_in_16_bits_on_a_gpu_alone() -> None:
 def test_lean_networks_are_settled_with_the_same_bits(step_size: bool) -> None:
     """A recording has the bits of the passes that were launched before it; as many weights, and their logits."""
     velocity = tiny_velocity(tiny_spec(step_size=step_size), torch.float32)
-    net = together(velocity.net)
+    net = gelu_inside(together(velocity.net))
     x, t = torch.arange(60).view(3, 20), torch.tensor([0.1, 0.5, 0.9])
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         mine, own, plain = (

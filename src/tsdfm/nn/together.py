@@ -1,4 +1,4 @@
-"""Networks that write texts on a GPU with fewer kernels: the condition of all blocks is made at once.
+"""Networks that write texts on a GPU with fewer kernels: the condition of all blocks at once, GELU inside a product.
 
 At batch 1 the small products of the condition, some forty kernels a pass, take longer to launch and to end than to
 multiply. Training knows nothing of this: copies are changed, which share their weights with the network they are of.
@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
+
+from tsdfm.nn.layers import Block
 
 Net = TypeVar("Net", bound=nn.Module)
 
@@ -68,6 +70,18 @@ class Part(nn.Module):
         return told[self.number, :, : self.columns]
 
 
+class GeluLinear(nn.Linear):
+    """GELU(W x + b) in bf16, […, C] → […, D]: one kernel on a GPU, whose GELU is the tanh form.
+
+    Without gradients. On a CPU torch has the exact GELU here, so it is not for sampling there.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Cast here: autocast does not know this product on a GPU."""
+        weight, bias, rows = (x.to(torch.bfloat16) for x in (self.weight, self.bias, input.flatten(0, -2)))
+        return torch._addmm_activation(bias, rows, weight.t(), use_gelu=True).view(*input.shape[:-1], -1)
+
+
 def together(net: Net) -> Net:
     """The same network on the same weights, whose blocks are told together. One that is told nothing is itself."""
     if not isinstance(getattr(net, "spread", None), nn.Identity):
@@ -77,6 +91,17 @@ def together(net: Net) -> Net:
     made.spread = Together([end.fuser for end in ends], [end.adaln for end in ends])
     for number, end in enumerate(ends):
         end.fuser, end.adaln = nn.Identity(), Part(number, end.adaln.out_features)
+    return cast(Net, made)
+
+
+def gelu_inside(net: Net) -> Net:
+    """The same network on the same weights, for passes in bf16 on a GPU. Without the MLP of a `Block` it is itself."""
+    if not any(isinstance(block, Block) and isinstance(block.mlp[1], nn.GELU) for block in net.modules()):
+        return net
+    made = same_weights(net)
+    for block in made.modules():
+        if isinstance(block, Block):
+            block.mlp[0], block.mlp[1] = on_weights(GeluLinear, block.mlp[0]), nn.Identity()
     return cast(Net, made)
 
 

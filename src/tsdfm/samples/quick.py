@@ -41,7 +41,7 @@ from tsdfm.flow.logits import Reads
 from tsdfm.flow.noise import sent, uniforms
 from tsdfm.flow.walk import Walk
 from tsdfm.kernels.head import SettledHead, quick_logits
-from tsdfm.nn.together import Together, on_weights, same_weights, together
+from tsdfm.nn.together import Together, gelu_inside, on_weights, same_weights, together
 from tsdfm.nn.velocity import Velocity, VelocitySpec
 from tsdfm.settings import nearest
 
@@ -221,7 +221,7 @@ def lean(velocity: Velocity, bf16: bool) -> Velocity:
     """The same on the same weights, in fewer kernels where it runs in 16 bits on a GPU; elsewhere it is itself."""
     if not bf16 or velocity.device.type != "cuda":
         return velocity
-    return replace(velocity, net=together(velocity.net))
+    return replace(velocity, net=gelu_inside(together(velocity.net)))
 
 
 def settled(net: Net) -> Net:
