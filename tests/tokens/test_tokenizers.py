@@ -46,6 +46,14 @@ def test_hard_texts_come_back(tokenizer: Tokenizer, text: str) -> None:
 
 
 @pytest.mark.parametrize("tokenizer", KINDS, ids=lambda t: t.name)
+def test_a_token_is_text_by_itself_or_a_part_of_a_character(tokenizer: Tokenizer) -> None:
+    for piece, whole, characters in zip(tokenizer.pieces, tokenizer.whole, tokenizer.characters, strict=True):
+        cut = "\ufffd" in piece.decode("utf-8", "replace") and "\ufffd".encode() not in piece
+        assert whole == (-1 if cut else characters)
+    assert (tokenizer.whole < 0).any()
+
+
+@pytest.mark.parametrize("tokenizer", KINDS, ids=lambda t: t.name)
 @given(text=st.text(max_size=60))
 def test_any_text_comes_back(tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode(text)

@@ -117,6 +117,11 @@ class Tokenizer(abc.ABC):
         """
         return np.array([sum(byte & 0xC0 != 0x80 for byte in piece) for piece in self.pieces], dtype=np.int64)
 
+    @functools.cached_property
+    def whole(self) -> NDArray[np.int64]:
+        """Characters of each token [V] that is text by itself; −1 of one that is a part of a character."""
+        return np.array([text_size(piece) for piece in self.pieces], dtype=np.int64)
+
     def count(self, ids: NDArray[Any]) -> NDArray[np.int64]:
         """How often each token occurs [V] among ids [n], in little memory."""
         counts = np.zeros(self.vocab_size, dtype=np.int64)
@@ -160,6 +165,14 @@ class ByteTokenizer(Tokenizer):
 def _numbers(ids: Any) -> list[int]:
     """A list of ids from a list, an array or a tensor of one dimension."""
     return ids.tolist() if hasattr(ids, "tolist") else list(ids)
+
+
+def text_size(piece: bytes) -> int:
+    """The characters of UTF-8 bytes, or −1 if they are none."""
+    try:
+        return len(piece.decode())
+    except UnicodeDecodeError:
+        return -1
 
 
 def starts_blank(piece: bytes) -> bool:

@@ -45,13 +45,15 @@ class Story:
 
 def stories_in(x: Tensor, tokenizer: Tokenizer, anchor: int) -> list[Story]:
     """The texts of rows x [n, L]: what stands behind the anchor, up to the first end-of-text."""
-    found = []
-    for row in x[:, anchor:].tolist():
-        ended = tokenizer.end_of_text in row
-        tokens = row[: row.index(tokenizer.end_of_text)] if ended else row
-        reader, where = codecs.getincrementaldecoder("utf-8")("replace"), [0]
-        where += [len(reader.decode(tokenizer.decode_bytes([token]))) for token in tokens]
-        found.append(Story(tokenizer.decode(tokens), np.cumsum(where)[1:], ended))
+    found, whole = [], tokenizer.whole
+    for row in x[:, anchor:].cpu().numpy():
+        over = np.flatnonzero(row == tokenizer.end_of_text)
+        tokens = row[: over[0]] if len(over) else row
+        sizes = whole[tokens]
+        if (sizes < 0).any():  # a character of several tokens
+            reader = codecs.getincrementaldecoder("utf-8")("replace")
+            sizes = np.array([len(reader.decode(tokenizer.decode_bytes([token]))) for token in tokens.tolist()])
+        found.append(Story(tokenizer.decode(tokens), sizes.cumsum(), len(over) > 0))
     return found
 
 
@@ -66,15 +68,15 @@ def written(x: Tensor, end_of_text: int, anchor: int) -> Tensor:
 
 def places(stories: Sequence[Story], spelled: Sequence[Spelled], length: int, anchor: int) -> Places:
     """What a model said of each text's own tokens, at the places of rows of `length`."""
-    values, read = torch.zeros(len(stories), length), torch.zeros(len(stories), length, dtype=torch.bool)
+    values, read = np.zeros((len(stories), length), np.float32), np.zeros((len(stories), length), np.bool_)
     for value, there, story, said in zip(values, read, stories, spelled, strict=True):
         size, tokens = len(story.where), said.tokens
         if size and len(tokens):
             at = np.searchsorted(story.where, said.ends[: len(tokens)]).clip(max=size - 1)
-            value.index_add_(0, torch.from_numpy(at) + anchor, -tokens.float())
+            np.subtract.at(value, at + anchor, tokens.numpy())
             last = size if len(tokens) == len(said.ends) else int(at[-1]) + 1
             first = int(np.searchsorted(story.where, said.begin, side="right"))
             there[anchor + first : anchor + last] = True
         if story.ended and said.end is not None:
             value[anchor + size], there[anchor + size] = -said.end, True
-    return Places(values, read)
+    return Places(torch.from_numpy(values), torch.from_numpy(read))
