@@ -61,7 +61,8 @@ class Vocabulary:
 
     pieces: list[bytes]
     scores: list[float]
-    words: dict[str, list[Piece]] = field(default_factory=dict, repr=False)
+    words: dict[str, tuple[list[int], list[int]]] = field(default_factory=dict, repr=False)
+    """Of words that were read: their tokens, and how many characters begin in each."""
 
     @cached_property
     def ids(self) -> dict[bytes, int]:
@@ -73,18 +74,22 @@ class Vocabulary:
                 found[piece] = i
         return found
 
-    def encode(self, text: str) -> list[Piece]:
-        """The tokens of a text, which is read as if a space stood before it."""
-        found = [piece for match in WORD.finditer(f" {text}") for piece in self._word(match.group())]
-        return [found[0]._replace(characters=found[0].characters - 1), *found[1:]] if found else []
+    def encode(self, text: str) -> tuple[list[int], list[int]]:
+        """The tokens of a text, which is read as if a space stood before it, and how many characters begin in each."""
+        known = self.words
+        found = [known.get(word) or self._word(word) for word in WORD.findall(f" {text}")]
+        ids = [i for word, _ in found for i in word]
+        characters = [many for _, sizes in found for many in sizes]
+        if characters:
+            characters[0] -= 1
+        return ids, characters
 
-    def _word(self, word: str) -> list[Piece]:
-        if word not in self.words:
-            parts = [piece for character in word for piece in self._character(character)]
-            while (best := self._best(parts)) is not None:
-                at, joined = best
-                parts[at : at + 2] = [Piece(joined, parts[at].characters + parts[at + 1].characters)]
-            self.words[word] = parts
+    def _word(self, word: str) -> tuple[list[int], list[int]]:
+        parts = [piece for character in word for piece in self._character(character)]
+        while (best := self._best(parts)) is not None:
+            at, joined = best
+            parts[at : at + 2] = [Piece(joined, parts[at].characters + parts[at + 1].characters)]
+        self.words[word] = [piece.id for piece in parts], [piece.characters for piece in parts]
         return self.words[word]
 
     def _character(self, character: str) -> list[Piece]:

@@ -14,6 +14,7 @@ from tsdfm.judges.base import OnDone, Score, check_prefixes
 from tsdfm.judges.windows import Window, batches, windows
 
 LOGITS = {"cpu": 1 << 26, "cuda": 1 << 29}  # logits alive at once: 256 MiB, 2 GiB in float32
+STRIP = {"cuda": 1 << 26}  # logits whose sums are taken at once; elsewhere those of one window
 SHARD = 1 << 12  # texts tokenised at a time
 
 
@@ -142,13 +143,17 @@ class CausalJudge:
     def _costs(self, batch: list[Window]) -> Iterator[tuple[Tensor, Tensor]]:
         """−log p of each scored token of a window, and whether it was the likeliest: [n] each, on the device."""
         tokens = self._pad(batch)
-        logits = self.reader.logits(tokens)
-        for row, words, one in zip(logits, tokens, batch, strict=True):
-            scored = slice(one.first - 1, len(one.tokens) - 1)
-            wide = row[scored].float() if row.dtype != torch.float64 else row[scored]
-            target = words[one.first : len(one.tokens)]
-            cost = wide.logsumexp(-1) - wide.gather(-1, target[:, None]).squeeze(-1)
-            yield cost, wide.argmax(-1) == target
+        target = tokens[:, 1:]
+        logits = self.reader.logits(tokens)[:, : target.shape[1]]
+        many = max(1, STRIP.get(logits.device.type, 1) // logits[0].numel())
+        for first in range(0, len(batch), many):
+            part = slice(first, first + many)
+            wide = logits[part].float() if logits.dtype != torch.float64 else logits[part]
+            costs = wide.logsumexp(-1) - wide.gather(-1, target[part, :, None]).squeeze(-1)
+            hits = wide.argmax(-1) == target[part]
+            for cost, hit, one in zip(costs, hits, batch[part], strict=True):
+                scored = slice(one.first - 1, len(one.tokens) - 1)
+                yield cost[scored], hit[scored]
 
     def spelled(self, texts: Sequence[str]) -> list[Spelled]:
         """Each text token by token, as far as the context reaches."""

@@ -38,7 +38,7 @@ class StorytellerReader:
     def encode(self, texts: Sequence[str]) -> list[Encoded]:
         """Texts as tokens, merged by the scores of the model's own vocabulary."""
         made = [self.teller.vocabulary.encode(text) for text in texts]
-        return [Encoded([p.id for p in one], list(accumulate(p.characters for p in one))) for one in made]
+        return [Encoded(ids, list(accumulate(characters))) for ids, characters in made]
 
     def logits(self, tokens: Tensor) -> Tensor:
         return self.teller.logits(tokens[:, : self.teller.positions])  # the end is scored and never read
