@@ -460,7 +460,7 @@ def test_a_collapse_is_told_and_taken_back(capsys: pytest.CaptureFixture[str]) -
     assert not watch.look(6)  # it went back once, and may not again
     assert "set watch.rollback" in capsys.readouterr().err
     given = torch.tensor([[True, True, True, False]] * 2)  # what was given is nobody's width
-    watch.add(torch.where(given, data, dull), data, spec.vocab, given)
+    watch.add(torch.where(given, data, dull), data, spec.vocab, (~given, ~given))
     assert not watch.look(8)
     assert "0% of the entropy" in capsys.readouterr().err
     assert all(bool((p == 3.0).all()) for p in student.parameters())

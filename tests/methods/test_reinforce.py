@@ -251,7 +251,7 @@ def test_trained_resumed_and_sampled(
 
 def test_texts_become_likelier_or_more_varied(uniform_model: Path, tokens: Path, judge: Path, tmp_path: Path) -> None:
     """The judge's nats fall, in other texts than those it learned from; with much weight on entropy they vary."""
-    loop = ReinforceLoop(steps=40, batch=8, device="cpu", log_every=10, eval_every=0, save_every=0)
+    loop = ReinforceLoop(steps=60, batch=8, device="cpu", log_every=10, eval_every=0, save_every=0)
     given: dict[str, Any] = {"loop": loop, "passes": (4,), "alone": 0, "own_warmup": 0}
     for name, entropy in (("likely", 0.0), ("varied", 3.0)):
         METHOD.train(settings_for(uniform_model, tokens, judge, tmp_path / name, entropy=entropy, **given))
@@ -317,6 +317,53 @@ def test_some_texts_go_on_from_real_beginnings(uniform_model: Path, tokens: Path
     assert len(shown.unique()) > 8
     _, counts, _ = task.judged(tried, rows, 0)
     assert not bool((counts & given).any())
+
+
+def test_the_watch_sees_texts_that_become_short(
+    uniform_model: Path, tokens: Path, judge: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What stands behind an end is no part of a text, nor is what was given."""
+    from tsdfm.distil.matching.settings import WatchSettings
+
+    settings = settings_for(uniform_model, tokens, judge, tmp_path / "none", watch=WatchSettings(every=1))
+    task = METHOD.task(settings, tsdfm.load(uniform_model, "cpu").velocity.spec, None, Processes())
+    task.bind(Context(ema=None, world=Processes()))
+    data, over = story_rows(tokens, 4), load_tokenizer(tokens).end_of_text
+    short, given = data.clone(), torch.zeros(data.shape, dtype=torch.bool)
+    short[:, 5:], given[:, :3] = over, True
+    task.watch.add(short, data, task.spec.vocab, (task.own_part(short, given), task.own_part(data)))
+
+    def bits(row: list[int]) -> float:
+        return -sum(row.count(w) / len(row) * math.log2(row.count(w) / len(row)) for w in {*row})
+
+    found = task.watch.found
+    stories = [row[1 : 2 + row[1:].index(over)] for row in data.tolist()]
+    assert float(found["data_bits"]) == pytest.approx(sum(map(bits, stories)) / 4, rel=1e-6)
+    assert float(found["text_bits"]) == pytest.approx(sum(bits(row[3:6]) for row in short.tolist()) / 4, rel=1e-6)
+    assert not task.watch.look(1)
+    assert "it collapses" in capsys.readouterr().err
+
+
+def test_what_stands_behind_an_end_costs(uniform_model: Path, tokens: Path, judge: Path, tmp_path: Path) -> None:
+    """A stray token is worth less than the end that another text of its state has there; elsewhere nothing counts."""
+    from tsdfm.distil.policy.task import Tried
+
+    settings = settings_for(uniform_model, tokens, judge, tmp_path / "none", texts=2)
+    task = METHOD.task(settings, tsdfm.load(uniform_model, "cpu").velocity.spec, None, Processes())
+    task.bind(Context(ema=None, world=Processes()))
+    real, over = story_rows(tokens, 2), load_tokenizer(tokens).end_of_text
+    real[:, -4:] = over  # every row has room behind its end
+    x = real.repeat_interleave(2, 0)
+    x[1, -1] = x[1, 1]
+    when, given = torch.zeros(2), torch.zeros(x.shape, dtype=torch.bool)
+    tried = Tried(real, when, when, x, x, True, given)
+    worth, counts, told = task.judged(tried, real, 0)
+    assert float(told["stray"]) == 0.25
+    assert bool(counts[:2, -1].all())
+    assert worth[1, -1] < 0 < worth[0, -1]
+    assert not bool(counts[:, -3:-1].any() | counts[2:, -1].any())  # behind their ends the other two are alike
+    known = task.judged(dataclasses.replace(tried, given=x == x[1, 1]), real, 0)[2]
+    assert float(known["stray"]) == 0  # nobody's doing
 
 
 def test_what_is_written_too_often_brings_less(uniform_model: Path, tokens: Path, judge: Path, tmp_path: Path) -> None:

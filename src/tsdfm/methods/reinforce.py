@@ -15,6 +15,9 @@ what a token of that pass is worth is compared among them (`distil.policy.credit
 all rewards are 0. A few-step student cannot be p, and a reverse divergence prefers short and plain texts to wrong ones.
 The last term holds against it: no token, nor the end of a text, shall be written more often than the data has it.
 
+A text ends at its first end-of-text. What stands behind it in a row is read by nobody, and costs `clip` a token, so
+that nothing comes to stand there.
+
 Some texts may go on from the beginning of a real one (`beginnings`), so that the student learns to take beginnings up.
 They are given: neither the student nor q learns them.
 

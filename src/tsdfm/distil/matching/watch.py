@@ -70,10 +70,11 @@ class Watch:
         return {f"{part}.{name}": x for part, net in self.networks.items() for name, x in net.state_dict().items()}
 
     @torch.no_grad()
-    def add(self, texts: Tensor, data: Tensor, vocab: int, given: Tensor | None = None) -> None:
-        """Measure the student's texts beside the data's, both [n, L], but for what is `given` [n, L] in both."""
-        own = None if given is None else ~given
-        found = torch.stack([histogram_bits(x, vocab, self.world, own) for x in (texts, data)], dim=1).flatten()
+    def add(self, texts: Tensor, data: Tensor, vocab: int, counted: tuple[Tensor, Tensor] | None = None) -> None:
+        """Measure the student's texts beside the data's, both [n, L], and of each only what is `counted`, if given."""
+        own = (None, None) if counted is None else counted
+        both = [histogram_bits(x, vocab, self.world, its) for x, its in zip((texts, data), own, strict=True)]
+        found = torch.stack(both, dim=1).flatten()
         self.sums += torch.cat([found, torch.ones_like(found[:1])])
         self.found = dict(zip(MEASURES, found.unbind(), strict=True))
 

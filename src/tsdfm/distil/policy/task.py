@@ -3,7 +3,8 @@
     z        a text that the student is writing, at the start of pass j of k
     y, x     M times: y the state after that pass, x the text that the rest of the passes makes of it
     r_i      = log p(x_i | x_<i) − entropy · log q(x_i | x_<i) − width · log own(x_i)/data(x_i),
-             p a judge, q the student's own texts (`policy.own`), own and data how often they have a token
+             p a judge, q the student's own texts (`policy.own`), own and data how often they have a token;
+             a token behind the end of its text, where neither p nor q reads, has −clip
     loss     −mean of A_i · log q_j(y_i | z),   A from `policy.credit`
 
 Shapes: G rows of a batch, n = G·M texts of L places.
@@ -93,9 +94,10 @@ class PolicyTask(BoundTask):
 
     def loss(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Mapping[str, Tensor]]:
         self.watch.look(step)
-        tried, free = self.tries(model, batch), slice(self.spec.anchor, None)
-        texts, given = (every[:: self.asked.texts, free] for every in (tried.x, tried.given))
-        self.watch.add(texts, batch.tokens[:, free], self.spec.vocab, given)
+        tried, data = self.tries(model, batch), batch.tokens
+        texts, given = (every[:: self.asked.texts] for every in (tried.x, tried.given))
+        own = self.own_part(texts, given), self.own_part(data, batch.known(self.spec.anchor))
+        self.watch.add(texts, data, self.spec.vocab, own)
         worth, counts, told = self.judged(tried, batch.tokens, step)
         with torch.set_grad_enabled(step >= self.asked.alone):
             logs = torch.where(counts, self.logs(model, tried), 0.0)
@@ -119,16 +121,26 @@ class PolicyTask(BoundTask):
         reward = (log_p - asked.entropy * log_q).clamp(-asked.clip, asked.clip)
         centred = self.usual.less(reward, counts, tried.x == self.tokenizer.end_of_text)
         centred = torch.where(counts, centred + self.rarer(tried, rows), 0.0)
-        found = returns(centred, asked.gamma, before=not tried.last)
-        return advantages(found, asked.texts, counts, self.world), counts, measured(log_p, log_q, counts, self.world)
+        told = measured(log_p, log_q, counts, self.world)
+        behind = ~self.own_part(tried.x) & ~tried.given
+        stray = behind & (tried.x != self.tokenizer.end_of_text)
+        told["stray"] = stray.any(-1).double().mean()
+        there = stray.view(-1, asked.texts, stray.shape[-1]).any(1).repeat_interleave(asked.texts, 0)
+        counts = counts | (behind & there)  # where some of the texts of a state have such a token, all are compared
+        found = returns(torch.where(stray, -asked.clip, centred), asked.gamma, before=not tried.last)
+        return advantages(found, asked.texts, counts, self.world), counts, told
 
     def rarer(self, tried: Tried, rows: Tensor) -> Tensor | float:
         """width · log(data/own) of each place's token [n, L]; the frequencies are those of what is written."""
         if not self.width.weight:
             return 0.0
-        end, anchor = self.tokenizer.end_of_text, self.spec.anchor
-        self.width.add(tried.x[written(tried.x, end, anchor) & ~tried.given], rows[written(rows, end, anchor)])
+        self.width.add(tried.x[self.own_part(tried.x, tried.given)], rows[self.own_part(rows)])
         return self.width.less()[tried.x]
+
+    def own_part(self, x: Tensor, given: Tensor | None = None) -> Tensor:
+        """The places [n, L] of rows x that are written, up to their ends, and not given."""
+        places = written(x, self.tokenizer.end_of_text, self.spec.anchor)
+        return places if given is None else places & ~given
 
     @torch.no_grad()
     def tries(self, model: nn.Module, batch: Batch) -> Tried:
