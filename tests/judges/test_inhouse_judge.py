@@ -12,9 +12,9 @@ from judge_parts import train_judge
 
 from tsdfm.errors import UserError
 from tsdfm.flow import RowNoise
-from tsdfm.judges import judge_from
+from tsdfm.judges import causal, judge_from
 from tsdfm.judges.generate import generate
-from tsdfm.judges.inhouse import CausalModel, load_causal
+from tsdfm.judges.inhouse import CausalModel, inhouse_judge, load_causal
 from tsdfm.nn.causal import CausalNet
 from tsdfm.nn.settings import NetSettings
 from tsdfm.store.checkpoint import find_checkpoint
@@ -178,3 +178,20 @@ def test_bf16_reads_and_writes_nearly_the_same(judge_run: Path, model: CausalMod
 def test_a_teacher_is_no_judge(documents: Path) -> None:
     with pytest.raises(UserError, match="holds no complete checkpoint"):
         judge_from(str(documents))
+
+
+def test_texts_read_in_strips_have_the_same_scores(
+    judge_run: Path, word_texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Texts of many lengths, of which one is empty and one has several windows, by sums over one, some and all."""
+    judge, texts = inhouse_judge(judge_run, "cpu"), ["", *word_texts, " ".join(word_texts)]
+    assert len(judge._windows(texts, [0] * len(texts))) > len(texts)
+    wanted, spelled = judge.score(texts), judge.spelled(texts)
+    width = judge.reader.vocab * judge.context
+    for room in (1, 3 * width, 1 << 40):
+        monkeypatch.setitem(causal.STRIP, "cpu", room)
+        for one, other in zip(judge.score(texts), wanted, strict=True):
+            assert (one.tokens, one.characters) == (other.tokens, other.characters)
+            assert one.nll == pytest.approx(other.nll, rel=1e-6)
+        for mine, theirs in zip(judge.spelled(texts), spelled, strict=True):
+            torch.testing.assert_close(mine.costs, theirs.costs)

@@ -15,8 +15,8 @@ what a token of that pass is worth is compared among them (`distil.policy.credit
 all rewards are 0. A few-step student cannot be p, and a reverse divergence prefers short and plain texts to wrong ones.
 The last term holds against it: no token, nor the end of a text, shall be written more often than the data has it.
 
-A text ends at its first end-of-text. What stands behind it in a row is read by nobody, and costs `clip` a token, so
-that nothing comes to stand there.
+A text ends at its first end-of-text. Neither p nor q reads what stands behind it in a row. Any token there but
+end-of-text costs `clip`, so that fewer come to stand there.
 
 Some texts may go on from the beginning of a real one (`beginnings`), so that the student learns to take beginnings up.
 They are given: neither the student nor q learns them.
@@ -83,7 +83,7 @@ class ReinforceSettings(DistilSettings):
     gamma: float = option(0.85, "γ: how much of a reward reaches a token for each place between them", low=0, high=1)
     entropy: float = option(1.0, "weight of log q: above 1 for more varied texts, below it for likelier ones", low=0)
     width: float = option(0.0, "weight of log(own/data) of the pooled token frequencies in the reward", low=0)
-    clip: float = option(8.0, "largest reward of a place, in nats", above=0)
+    clip: float = option(8.0, "largest reward of a place, and what a token behind the end costs, in nats", above=0)
     alone: int = option(20, "first steps of the training, in which q learns alone", low=0)
     own_lr: float = option(4e-4, "learning rate of q; it must keep up with the student", above=0)
     own_warmup: int = option(20, "steps of q's linear warm-up", low=0)

@@ -4,7 +4,7 @@
     y, x     M times: y the state after that pass, x the text that the rest of the passes makes of it
     r_i      = log p(x_i | x_<i) − entropy · log q(x_i | x_<i) − width · log own(x_i)/data(x_i),
              p a judge, q the student's own texts (`policy.own`), own and data how often they have a token;
-             a token behind the end of its text, where neither p nor q reads, has −clip
+             behind the end of its text, where neither p nor q reads, any token but end-of-text has −clip
     loss     −mean of A_i · log q_j(y_i | z),   A from `policy.credit`
 
 Shapes: G rows of a batch, n = G·M texts of L places.
@@ -96,7 +96,7 @@ class PolicyTask(BoundTask):
         self.watch.look(step)
         tried, data = self.tries(model, batch), batch.tokens
         texts, given = (every[:: self.asked.texts] for every in (tried.x, tried.given))
-        own = self.own_part(texts, given), self.own_part(data, batch.known(self.spec.anchor))
+        own = self.own_part(texts, given), self.own_part(data, given)
         self.watch.add(texts, data, self.spec.vocab, own)
         worth, counts, told = self.judged(tried, batch.tokens, step)
         with torch.set_grad_enabled(step >= self.asked.alone):
@@ -116,25 +116,28 @@ class PolicyTask(BoundTask):
             places(stories, said, self.spec.length, self.spec.anchor)
             for said in (self.judge.spelled(texts), self.own.learn(texts, step, known))
         )
-        counts = (p.read & q.read).to(device) & ~tried.given
+        free, over = ~tried.given, tried.x == self.tokenizer.end_of_text
+        counts = (p.read & q.read).to(device) & free
         log_p, log_q = p.values.to(device), q.values.to(device)
         reward = (log_p - asked.entropy * log_q).clamp(-asked.clip, asked.clip)
-        centred = self.usual.less(reward, counts, tried.x == self.tokenizer.end_of_text)
+        centred = self.usual.less(reward, counts, over)
         centred = torch.where(counts, centred + self.rarer(tried, rows), 0.0)
         told = measured(log_p, log_q, counts, self.world)
-        behind = ~self.own_part(tried.x) & ~tried.given
-        stray = behind & (tried.x != self.tokenizer.end_of_text)
+        inside = self.own_part(tried.x)
+        stray = free & ~inside & ~over
         told["stray"] = stray.any(-1).double().mean()
+        # Where some of the texts of a state have such a token all are compared, and so is the end that left it behind.
         there = stray.view(-1, asked.texts, stray.shape[-1]).any(1).repeat_interleave(asked.texts, 0)
-        counts = counts | (behind & there)  # where some of the texts of a state have such a token, all are compared
+        learned = counts | free & (there | inside & over & stray.any(-1, keepdim=True))
         found = returns(torch.where(stray, -asked.clip, centred), asked.gamma, before=not tried.last)
-        return advantages(found, asked.texts, counts, self.world), counts, told
+        return advantages(found, asked.texts, learned, counts, self.world), learned, told
 
     def rarer(self, tried: Tried, rows: Tensor) -> Tensor | float:
         """width · log(data/own) of each place's token [n, L]; the frequencies are those of what is written."""
         if not self.width.weight:
             return 0.0
-        self.width.add(tried.x[self.own_part(tried.x, tried.given)], rows[self.own_part(rows)])
+        given = tried.given[:: self.asked.texts]
+        self.width.add(tried.x[self.own_part(tried.x, tried.given)], rows[self.own_part(rows, given)])
         return self.width.less()[tried.x]
 
     def own_part(self, x: Tensor, given: Tensor | None = None) -> Tensor:
