@@ -159,7 +159,7 @@ def test_a_bundles_licence_goes_with_what_is_made_of_it(tmp_path: Path) -> None:
         card = (tmp_path / f"{name}-out" / "README.md").read_text()
         assert card.startswith("---\nlicense: apache-2.0\n")
     known = descent_of(MODELS / "tsdfm-stories" / "student.safetensors")  # what a student trained from it descends from
-    assert known == {"source": "tsdfm-stories", "licence": "apache-2.0"}
+    assert known == {"source": "storyteller", "layout": "causal", "licence": "apache-2.0"}
 
 
 def test_a_bundle_that_nobody_wrote_about_says_so_once(tmp_path: Path) -> None:
