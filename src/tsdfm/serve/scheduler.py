@@ -1,7 +1,7 @@
 """The scheduler: one worker a device, and between two passes of its network texts join and leave.
 
     scheduler = Scheduler([[load_served(Path("tsdfm-stories"), "cpu", name="tsdfm-stories")]], Limits())
-    job = scheduler.submit(Ask(model="tsdfm-stories", prefixes=("The little dog",), n=2, seed=1))
+    job = scheduler.submit(Ask(model="tsdfm-stories", prefixes=("One day, a dog named Max was hungry.",), n=2, seed=1))
     job.done.result()                      # its texts
     scheduler.close()                      # finish what was begun, take nothing new
 
