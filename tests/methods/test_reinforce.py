@@ -1,4 +1,4 @@
-"""Reinforce: credit by hand, a judge of other tokens read place by place, trainings that learn, and what is refused."""
+"""Reinforce: a judge of other tokens read place by place, trainings that learn, and what is refused."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from torch import Tensor
 
 import tsdfm
 from tsdfm.cli import main
-from tsdfm.distil.policy.credit import MOST, Usual, advantages, returns
 from tsdfm.distil.policy.own import Own
 from tsdfm.distil.policy.reading import places, stories_in
+from tsdfm.distil.policy.task import PolicyTask, Tried
 from tsdfm.engine.distributed import Processes
 from tsdfm.engine.task import Context
 from tsdfm.errors import UserError
@@ -26,8 +26,6 @@ from tsdfm.methods.reinforce import METHOD, ReinforceLoop, ReinforceOptim, Reinf
 from tsdfm.store.manifest import read_manifest
 from tsdfm.tokens.rows import TokenRows
 from tsdfm.tokens.tokenizer import load_tokenizer
-
-f64 = torch.float64
 
 
 def judge_run(tokens: Path, out: Path, steps: int = 40) -> Path:
@@ -45,52 +43,6 @@ def judge_run(tokens: Path, out: Path, steps: int = 40) -> Path:
 @pytest.fixture(scope="module")
 def judge(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return judge_run(tokens, tmp_path_factory.mktemp("judges") / "judge")
-
-
-@pytest.mark.parametrize("before", [False, True])
-def test_returns_by_hand(before: bool) -> None:
-    rewards = torch.randn(3, 7, generator=torch.Generator().manual_seed(0), dtype=f64)
-    found = returns(rewards, 0.6, before=before)
-    for n in range(3):
-        for i in range(7):
-            wanted = sum(0.6 ** abs(j - i) * float(rewards[n, j]) for j in range(7) if before or j >= i)
-            assert found[n, i].item() == pytest.approx(wanted, rel=1e-12)
-
-
-def test_advantages_compare_texts_of_one_state() -> None:
-    found = torch.randn(6, 5, generator=torch.Generator().manual_seed(1), dtype=f64)
-    found[3:] += 100  # what all texts of a state have in common is nobody's doing
-    written = torch.ones(6, 5, dtype=torch.bool)
-    written[1, 3:] = False
-    usual = written.clone()
-    usual[0, 0], found[0, 0] = False, 1e3  # what is not usual sets no measure for the rest
-    worth = advantages(found, 3, written, usual, Processes())
-    rest = torch.zeros_like(found)
-    for n in range(6):
-        group = [m for m in range(6) if m // 3 == n // 3 and m != n]
-        rest[n] = found[n] - sum(found[m] for m in group) / 2
-    rest *= written
-    wanted = (rest / (rest[usual].square().mean()).sqrt()).clamp(-MOST, MOST)
-    torch.testing.assert_close(worth, wanted)
-    assert bool((worth[~written] == 0).all())
-
-
-def test_an_early_end_is_no_gain() -> None:
-    """Places bring ever less, ends bring much, alike in all texts: nobody has done better, whenever it ended."""
-    usual = Usual(60)
-    usual.bind(Processes())
-    size = torch.linspace(20, 60, 40).long()[:, None]
-    written, ends = torch.arange(60) < size, torch.arange(60) == size - 1
-    rewards = torch.where(ends, 2.0, torch.linspace(-1, -3, 60).expand(40, 60))
-    for _ in range(30):
-        rest = usual.less(rewards, written, ends)
-    assert bool((rest[~written] == 0).all())
-    worth = returns(rest, 0.9, before=False)
-    plain = returns((rewards - rewards[written].mean()) * written, 0.9, before=False)
-    early, late = slice(5, 15), slice(30, 40)  # those that end at about 30, and the longest
-    assert bool(written[early, 24].all())
-    assert abs(float(worth[early, 24].mean() - worth[late, 24].mean())) < 0.25
-    assert float(plain[early, 24].mean() - plain[late, 24].mean()) > 2
 
 
 def story_rows(tokens: Path, n: int = 6) -> Tensor:
@@ -225,6 +177,19 @@ def settings_for(model: Path, tokens: Path, judge: Path, out: Path, **given: Any
     return ReinforceSettings(**{**values, **given})
 
 
+def task_of(settings: ReinforceSettings) -> PolicyTask:
+    """The task of a training, bound to this process; its model is the start's."""
+    task = METHOD.task(settings, tsdfm.load(settings.init_from, "cpu").velocity.spec, None, Processes())
+    task.bind(Context(ema=None, world=Processes()))
+    return task
+
+
+def tried(x: Tensor, texts: int, given: Tensor | None = None, *, last: bool = True) -> Tried:
+    """A step that led to rows x [n, L], so many of each state; nothing of them is given unless said."""
+    z, when = x[::texts], torch.zeros(len(x) // texts)
+    return Tried(z, when, when, x, x, last, torch.zeros_like(x, dtype=torch.bool) if given is None else given)
+
+
 @pytest.mark.parametrize("kind", ["uniform", "dfm", "mdlm"])
 def test_trained_resumed_and_sampled(
     kind: str, uniform_model: Path, masked_models: dict[str, Path], tokens: Path, judge: Path, tmp_path: Path
@@ -287,29 +252,28 @@ def test_what_is_learned_are_the_probabilities_of_the_step(
             begin(task, settings, origin)
             task.bind(Context(ema=None, world=Processes()))
             net, batch = task.model.eval(), Batch(story_rows(tokens, 4), torch.arange(4))
-            tried = task.tries(net, batch)
-            found = task.logs(net, tried)
-            said = as_model(net, task.spec)(tried.z, tried.t.float(), tried.h.float()).double().log_softmax(-1)
+            step = task.tries(net, batch)
+            found = task.logs(net, step)
+            said = as_model(net, task.spec)(step.z, step.t.float(), step.h.float()).double().log_softmax(-1)
             for n in range(12):
                 g, top = n // 3, spec.vocab - 1
-                z, y = tried.z[g], tried.y[n]
+                z, y = step.z[g], step.y[n]
                 own, other = (said[g].gather(-1, w.clamp(max=top)[:, None])[:, 0] for w in (z, y))
                 rows = (w[None] for w in (z, y, own, other))
-                wanted = task.jump.log_step(*rows, tried.t[g : g + 1], tried.h[g : g + 1])[0]
+                wanted = task.jump.log_step(*rows, step.t[g : g + 1], step.h[g : g + 1])[0]
                 torch.testing.assert_close(found[n, 1:], wanted[1:], rtol=1e-4, atol=1e-4)
-            assert bool((tried.y != tried.z.repeat_interleave(3, 0)).any())
+            assert bool((step.y != step.z.repeat_interleave(3, 0)).any())
 
 
 def test_some_texts_go_on_from_real_beginnings(uniform_model: Path, tokens: Path, judge: Path, tmp_path: Path) -> None:
     from tsdfm.tokens.loader import Batch
 
     settings = settings_for(uniform_model, tokens, judge, tmp_path / "none", passes=(2,), texts=2, beginnings=0.5)
-    task = METHOD.task(settings, tsdfm.load(uniform_model, "cpu").velocity.spec, None, Processes())
-    task.bind(Context(ema=None, world=Processes()))
+    task = task_of(settings)
     rows, over = story_rows(tokens, 8).repeat(8, 1), load_tokenizer(tokens).end_of_text
-    tried = task.tries(tsdfm.load(uniform_model, "cpu").velocity.net, Batch(rows, torch.arange(64)))
-    real, given = rows.repeat_interleave(2, 0), tried.given
-    for made in (tried.x, tried.y):
+    step = task.tries(tsdfm.load(uniform_model, "cpu").velocity.net, Batch(rows, torch.arange(64)))
+    real, given = rows.repeat_interleave(2, 0), step.given
+    for made in (step.x, step.y):
         assert bool((made[given] == real[given]).all())
     shown = given[::2, 1:].sum(-1)
     assert torch.equal(given[:, 1:], torch.arange(rows.shape[1] - 1) < given[:, 1:].sum(-1, keepdim=True))
@@ -317,7 +281,7 @@ def test_some_texts_go_on_from_real_beginnings(uniform_model: Path, tokens: Path
     assert 20 <= int((shown > 0).sum()) <= 44
     assert bool((shown <= (size / 2).ceil()).all())
     assert len(shown.unique()) > 8
-    _, counts, _ = task.judged(tried, rows, 0)
+    _, counts, _ = task.judged(step, rows, 0)
     assert not bool((counts & given).any())
 
 
@@ -331,13 +295,10 @@ def test_the_watch_sees_texts_that_become_short(
 ) -> None:
     """What stands behind an end is no part of a text, nor is what was given, in the student's texts and in the data."""
     from tsdfm.distil.matching.settings import WatchSettings
-    from tsdfm.distil.policy.task import Tried
     from tsdfm.tokens.loader import Batch
 
     settings = settings_for(uniform_model, tokens, judge, tmp_path / "none", texts=2, watch=WatchSettings(every=1))
-    model = tsdfm.load(uniform_model, "cpu").velocity
-    task = METHOD.task(settings, model.spec, None, Processes())
-    task.bind(Context(ema=None, world=Processes()))
+    net, task = tsdfm.load(uniform_model, "cpu").velocity.net, task_of(settings)
     data, over = story_rows(tokens, 4), load_tokenizer(tokens).end_of_text
     given = torch.zeros(data.shape, dtype=torch.bool)
     given[:, :3] = True
@@ -348,9 +309,8 @@ def test_the_watch_sees_texts_that_become_short(
     def see(texts: Tensor) -> bool:
         """Whether a step that writes these texts is told to collapse."""
         x, known = (every.repeat_interleave(2, 0) for every in (texts, given))
-        when = torch.zeros(4)
-        monkeypatch.setattr(task, "tries", lambda *_: Tried(texts, when, when, x, x, True, known))
-        task.loss(model.net, Batch(data, torch.arange(4)), 0)
+        monkeypatch.setattr(task, "tries", lambda *_: tried(x, 2, known))
+        task.loss(net, Batch(data, torch.arange(4)), 0)
         task.watch.look(1)
         return "it collapses" in capsys.readouterr().err
 
@@ -370,23 +330,19 @@ def test_the_watch_sees_texts_that_become_short(
 
 def test_what_stands_behind_an_end_costs(uniform_model: Path, tokens: Path, judge: Path, tmp_path: Path) -> None:
     """A stray token is worth less than the end that another text of its state has there; elsewhere nothing counts."""
-    from tsdfm.distil.policy.task import Tried
 
     settings = settings_for(uniform_model, tokens, judge, tmp_path / "none", texts=2)
-    task = METHOD.task(settings, tsdfm.load(uniform_model, "cpu").velocity.spec, None, Processes())
-    task.bind(Context(ema=None, world=Processes()))
+    task = task_of(settings)
     real, over = story_rows(tokens, 2), load_tokenizer(tokens).end_of_text
     real[:, -4:] = over  # every row has room behind its end
     x = real.repeat_interleave(2, 0)
     x[1, -1] = x[1, 1]
-    when, given = torch.zeros(2), torch.zeros(x.shape, dtype=torch.bool)
-    tried = Tried(real, when, when, x, x, True, given)
-    worth, counts, told = task.judged(tried, real, 0)
+    worth, counts, told = task.judged(tried(x, 2), real, 0)
     assert float(told["stray"]) == 0.25
     assert bool(counts[:2, -1].all())
     assert worth[1, -1] < 0 < worth[0, -1]
     assert not bool(counts[:, -3:-1].any() | counts[2:, -1].any())  # behind their ends the other two are alike
-    known = task.judged(dataclasses.replace(tried, given=x == x[1, 1]), real, 0)[2]
+    known = task.judged(tried(x, 2, x == x[1, 1]), real, 0)[2]
     assert float(known["stray"]) == 0  # nobody's doing
 
 
@@ -394,17 +350,14 @@ def test_an_end_that_left_words_behind_is_to_blame(
     uniform_model: Path, tokens: Path, judge: Path, tmp_path: Path
 ) -> None:
     """Also with a judge that says nothing of ends, as those of the hub are."""
-    from tsdfm.distil.policy.task import Tried
 
     settings = settings_for(uniform_model, tokens, judge, tmp_path / "none", texts=2)
-    task = METHOD.task(settings, tsdfm.load(uniform_model, "cpu").velocity.spec, None, Processes())
+    task = task_of(settings)
     task.judge = dataclasses.replace(task.judge, end=None)
-    task.bind(Context(ema=None, world=Processes()))
     real, over = story_rows(tokens, 2), load_tokenizer(tokens).end_of_text
     x = real.repeat_interleave(2, 0)
     x[1, 4] = over  # what was to follow stands behind it
-    when, given = torch.zeros(2), torch.zeros(x.shape, dtype=torch.bool)
-    worth, counts, _ = task.judged(Tried(real, when, when, x, x, True, given), real, 0)
+    worth, counts, _ = task.judged(tried(x, 2), real, 0)
     last = 1 + real[0, 1:].tolist().index(over)
     assert bool(counts[:2, 4:last].all())
     assert float(worth[1, 4]) < -1
@@ -415,35 +368,31 @@ def test_frequencies_are_compared_where_nothing_was_given(
     uniform_model: Path, tokens: Path, judge: Path, tmp_path: Path
 ) -> None:
     """A student that writes as the data does gains nothing by any token, however much of a row was given."""
-    from tsdfm.distil.policy.task import Tried
 
     settings = settings_for(uniform_model, tokens, judge, tmp_path / "none", texts=2, width=1.0)
-    task = METHOD.task(settings, tsdfm.load(uniform_model, "cpu").velocity.spec, None, Processes())
-    task.bind(Context(ema=None, world=Processes()))
+    task = task_of(settings)
     real = story_rows(tokens, 4)
-    x, when, given = real.repeat_interleave(2, 0), torch.zeros(4), torch.zeros(8, real.shape[1], dtype=torch.bool)
+    x = real.repeat_interleave(2, 0)
+    given = torch.zeros_like(x, dtype=torch.bool)
     given[:, :9] = True
     for _ in range(5):
-        rarer = task.rarer(Tried(real, when, when, x, x, True, given), real)
+        rarer = task.rarer(tried(x, 2, given), real)
     assert isinstance(rarer, Tensor)
-    written = task.own_part(x, given)
+    written = task.written_part(x, given)
     assert float((rarer[written] - rarer[written].mean()).abs().max()) < 1e-5
 
 
 def test_what_is_written_too_often_brings_less(uniform_model: Path, tokens: Path, judge: Path, tmp_path: Path) -> None:
     """By log(data/own) of the frequencies of what is written: padding does not count, ends do."""
-    from tsdfm.distil.policy.task import Tried
 
-    settings = settings_for(uniform_model, tokens, judge, tmp_path / "none", width=0.5)
-    task = METHOD.task(settings, tsdfm.load(uniform_model, "cpu").velocity.spec, None, Processes())
-    task.bind(Context(ema=None, world=Processes()))
+    settings = settings_for(uniform_model, tokens, judge, tmp_path / "none", texts=2, width=0.5)
+    task = task_of(settings)
     data, over = story_rows(tokens, 4), load_tokenizer(tokens).end_of_text
     x = data.clone()
     x[:, 3:] = over  # two tokens and an end
     x[:, 1:3] = int(data[0, 1])
-    tried = Tried(x, torch.zeros(4), torch.zeros(4), x, x, False, torch.zeros_like(x, dtype=torch.bool))
     for _ in range(300):  # until the running averages are there
-        found = task.rarer(tried, data)
+        found = task.rarer(tried(x.repeat_interleave(2, 0), 2, last=False), data)
     said = [row[1 : 2 + int((row[1:] == over).nonzero()[0])].tolist() for row in data]
     each = [token for row in said for token in row]
     for at, own in ((1, 2 / 3), (3, 1 / 3)):

@@ -112,8 +112,8 @@ class MatchingTask(StudentTask):
             """What is done with the texts that were drawn."""
             free, seen = slice(self.spec.anchor, None), slice(own or matched)
             said = x if given is None else torch.where(given, rows.x_1, x)  # for the width it counts alike in both
-            own_part = None if given is None else (~given[seen, free],) * 2
-            self.watch.add(said[seen, free], rows.x_1[seen, free], self.spec.vocab, own_part)
+            counted = None if given is None else (~given[seen, free],) * 2
+            self.watch.add(said[seen, free], rows.x_1[seen, free], self.spec.vocab, counted)
             if self.match.width is not None:
                 self.match.width.add(said[:, free].flatten(), rows.x_1[:, free].flatten())
             goings = (x[:own], rows.z_a[:own], t[:own], h[:own], self.noise(found, own, TEXT_STREAM))

@@ -72,8 +72,8 @@ class Watch:
     @torch.no_grad()
     def add(self, texts: Tensor, data: Tensor, vocab: int, counted: tuple[Tensor, Tensor] | None = None) -> None:
         """Measure the student's texts beside the data's, both [n, L], and of each only what is `counted`, if given."""
-        own = (None, None) if counted is None else counted
-        both = [histogram_bits(x, vocab, self.world, its) for x, its in zip((texts, data), own, strict=True)]
+        parts = (None, None) if counted is None else counted
+        both = [histogram_bits(x, vocab, self.world, part) for x, part in zip((texts, data), parts, strict=True)]
         found = torch.stack(both, dim=1).flatten()
         self.sums += torch.cat([found, torch.ones_like(found[:1])])
         self.found = dict(zip(MEASURES, found.unbind(), strict=True))

@@ -38,15 +38,15 @@ def total(value: Tensor, world: Processes) -> Tensor:
     return value.clamp(min=1e-9)
 
 
-def advantages(found: Tensor, texts: int, counts: Tensor, usual: Tensor, world: Processes) -> Tensor:
+def advantages(found: Tensor, texts: int, counts: Tensor, typical: Tensor, world: Processes) -> Tensor:
     """A [n, L] of returns [n, L], `texts` of each state, at the places that count [n, L]; 0 elsewhere.
 
-    The spread is that of the `usual` places [n, L] of all processes' texts.
+    The spread is that of the `typical` places [n, L] of all processes' texts.
     """
     groups = found.view(-1, texts, found.shape[-1])
     others = (groups.sum(1, keepdim=True) - groups) / (texts - 1)
     rest = (groups - others).view_as(found)
-    spread = (total(torch.where(usual, rest, 0.0).square().sum(), world) / total(usual.sum(), world)).sqrt()
+    spread = (total(torch.where(typical, rest, 0.0).square().sum(), world) / total(typical.sum(), world)).sqrt()
     return torch.where(counts, (rest / spread.clamp(min=1e-6)).clamp(-MOST, MOST), 0.0)
 
 

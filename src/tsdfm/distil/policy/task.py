@@ -96,9 +96,9 @@ class PolicyTask(BoundTask):
         self.watch.look(step)
         tried, data = self.tries(model, batch), batch.tokens
         texts, given = (every[:: self.asked.texts] for every in (tried.x, tried.given))
-        own = self.own_part(texts, given), self.own_part(data, given)
-        self.watch.add(texts, data, self.spec.vocab, own)
-        worth, counts, told = self.judged(tried, batch.tokens, step)
+        counted = self.written_part(texts, given), self.written_part(data, given)
+        self.watch.add(texts, data, self.spec.vocab, counted)
+        worth, counts, told = self.judged(tried, data, step)
         with torch.set_grad_enabled(step >= self.asked.alone):
             logs = torch.where(counts, self.logs(model, tried), 0.0)
             loss = -(worth * logs).sum() / total(counts.sum(), self.world) * self.world.size
@@ -123,7 +123,7 @@ class PolicyTask(BoundTask):
         centred = self.usual.less(reward, counts, over)
         centred = torch.where(counts, centred + self.rarer(tried, rows), 0.0)
         told = measured(log_p, log_q, counts, self.world)
-        inside = self.own_part(tried.x)
+        inside = self.written_part(tried.x)
         stray = free & ~inside & ~over
         told["stray"] = stray.any(-1).double().mean()
         # Where some of the texts of a state have such a token all are compared, and so is the end that left it behind.
@@ -137,10 +137,10 @@ class PolicyTask(BoundTask):
         if not self.width.weight:
             return 0.0
         given = tried.given[:: self.asked.texts]
-        self.width.add(tried.x[self.own_part(tried.x, tried.given)], rows[self.own_part(rows, given)])
+        self.width.add(tried.x[self.written_part(tried.x, tried.given)], rows[self.written_part(rows, given)])
         return self.width.less()[tried.x]
 
-    def own_part(self, x: Tensor, given: Tensor | None = None) -> Tensor:
+    def written_part(self, x: Tensor, given: Tensor | None = None) -> Tensor:
         """The places [n, L] of rows x that are written, up to their ends, and not given."""
         places = written(x, self.tokenizer.end_of_text, self.spec.anchor)
         return places if given is None else places & ~given
