@@ -18,6 +18,7 @@ from tsdfm.corpus.storyteller import PUBLIC, SHARE_THAT_ENDS, START, TOKENIZER, 
 from tsdfm.errors import UserError
 from tsdfm.judges.load import judge_from
 from tsdfm.judges.storyteller import storyteller_judge
+from tsdfm.report.bench import features_of
 
 WORDS = [b" ", b"a", b"b", b" a", b" b", b"ab", b" ab", b"\n"]
 PIECES = [b"<unk>", b"<s>", b"</s>", *(f"<0x{i:02X}>".encode() for i in range(256)), *WORDS]
@@ -164,6 +165,12 @@ def test_a_text_that_cannot_end_in_time_is_scored_without_z(folder: Path, monkey
     monkeypatch.setitem(SHARE_THAT_ENDS, storyteller_in(folder).law, 0.5)
     assert storyteller_judge(folder, "cpu").score([long]) == [before]
     assert before.tokens == 9
+
+
+def test_its_features_are_kept_for_tables_with_mauve(folder: Path) -> None:
+    judge, texts = storyteller_judge(folder, "cpu"), ("ab a", "b")
+    assert features_of(judge, texts) is features_of(judge, texts)
+    assert features_of(judge, texts).shape == (2, DIM)
 
 
 def test_first_tokens_are_drawn_by_their_law(folder: Path) -> None:

@@ -130,7 +130,7 @@ def read_vocabulary(path: Path) -> Vocabulary:
     return Vocabulary(pieces, scores)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Storyteller:
     """The model. `weights` are float32 on one device; `file` is the name of what they were read from."""
 
