@@ -100,20 +100,22 @@ class Chart:
     refs: Sequence[tuple[float, str]] = ()
     marks: Sequence[tuple[float, float, str]] = ()
     dots: bool = True
+    size: tuple[int, int] = (WIDTH, HEIGHT)
 
 
 def svg(chart: Chart) -> str:
     """A chart as an `<svg>` for the page."""
     names = markup(f"{chart.title}: {', '.join(one.name for one in chart.series)}")
-    inside = "".join(panel(chart))
-    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{names}">{inside}</svg>'
+    inside, (wide, high) = "".join(panel(chart)), chart.size
+    return f'<svg viewBox="0 0 {wide} {high}" role="img" aria-label="{names}">{inside}</svg>'
 
 
 def figure(rows: Sequence[Sequence[Chart]], title: str, hint: str = "") -> str:
     """Charts in rows as a file of their own, with their captions and one legend."""
     styles = {one.name: one.style for row in rows for chart in row for one in chart.series}
     legend, x, widest = list[str](), float(LEFT), 0.0
-    high = HEAD + len(rows) * (HEIGHT + 24) + FOOT
+    cell = [max((chart.size[i] for row in rows for chart in row), default=(WIDTH, HEIGHT)[i]) for i in (0, 1)]
+    high = HEAD + len(rows) * (cell[1] + 24) + FOOT
     for name, style in styles.items():
         long = 30 + 7.5 * len(name)
         if x > LEFT and x + long > LEGEND:
@@ -121,7 +123,7 @@ def figure(rows: Sequence[Sequence[Chart]], title: str, hint: str = "") -> str:
         legend.append(f'<g class="s{style % 8}">{mark(style, x, high - 16)}</g>')
         legend.append(f'<text class="name" x="{x + 10:.1f}" y="{high - 12}">{markup(name)}</text>')
         x += long
-    across = max((len(row) for row in rows), default=1) * WIDTH
+    across = max((len(row) for row in rows), default=1) * cell[0]
     wide = max(across, widest, x, LEFT + 9 * len(title), LEFT + 7 * len(hint))
     colours = " ".join(f".s{i} {{ color: {colour}; }}" for i, colour in enumerate(COLOURS))
     out = [
@@ -132,7 +134,7 @@ def figure(rows: Sequence[Sequence[Chart]], title: str, hint: str = "") -> str:
     ]
     for down, row in enumerate(rows):
         for right, chart in enumerate(row):
-            place = f"translate({right * WIDTH} {HEAD + down * (HEIGHT + 24) + 24})"
+            place = f"translate({right * cell[0]} {HEAD + down * (cell[1] + 24) + 24})"
             head = f'<text class="panel" x="{LEFT}" y="-4">{markup(chart.caption)}</text>'
             out += [f'<g class="chart" transform="{place}">', head, *panel(chart), "</g>"]
     return "\n".join([*out, *legend, "</svg>"]) + "\n"
@@ -166,6 +168,7 @@ class Scaled:
 def panel(chart: Chart) -> list[str]:
     """The inside of a chart."""
     top = 10 if chart.y.label == chart.caption else 26
+    width, height = chart.size
     log = chart.y.scale != "linear"
     every = [p for one in chart.series for p in one.points if not log or p.y > 0]
     ends = [e for p in every for e in (p.y, p.low, p.high) if e is not None and (not log or e > 0)]
@@ -174,30 +177,30 @@ def panel(chart: Chart) -> list[str]:
     up = Scaled(chart.y, ends + [y for y, _ in chart.refs] + [y for _, y, _ in chart.marks], room)
 
     def place(x: float, y: float) -> Spot:
-        at = LEFT + across.to(x) * (WIDTH - LEFT - RIGHT)
-        return at, HEIGHT - BOTTOM - up.to(y) * (HEIGHT - top - BOTTOM)
+        at = LEFT + across.to(x) * (width - LEFT - RIGHT)
+        return at, height - BOTTOM - up.to(y) * (height - top - BOTTOM)
 
     out = [f'<text class="unit" x="0" y="10">{markup(chart.y.label)}</text>'] if top > 10 else []
     first = across.ticks[0]
     for value in up.ticks:
         y = place(first, value)[1]
-        out.append(f'<line class="rule" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        out.append(f'<line class="rule" x1="{LEFT}" x2="{width - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         out.append(f'<text x="{LEFT - 7}" y="{y + 4:.1f}" text-anchor="end">{pretty(value, chart.y.percent)}</text>')
-    floor, last = HEIGHT - BOTTOM, -99.0
-    out.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{floor}" y2="{floor}"/>')
+    floor, last = height - BOTTOM, -99.0
+    out.append(f'<line class="axis" x1="{LEFT}" x2="{width - RIGHT}" y1="{floor}" y2="{floor}"/>')
     for value in across.ticks:
         x = place(value, up.ticks[0])[0]
         out.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{floor}" y2="{floor + 4}"/>')
         if x - last >= 26:
             out.append(f'<text x="{x:.1f}" y="{floor + 17}" text-anchor="middle">{pretty(value)}</text>')
             last = x
-    middle = (LEFT + WIDTH - RIGHT) / 2
-    out.append(f'<text x="{middle}" y="{HEIGHT - 5}" text-anchor="middle">{markup(chart.x.label)}</text>')
+    middle = (LEFT + width - RIGHT) / 2
+    out.append(f'<text x="{middle}" y="{height - 5}" text-anchor="middle">{markup(chart.x.label)}</text>')
     taken = list[Line]()  # what labels stay clear of
     for value, _ in chart.refs:
         y = place(first, value)[1]
-        taken.append(((LEFT, y), (WIDTH - RIGHT, y)))
-        out.append(f'<line class="ref" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        taken.append(((LEFT, y), (width - RIGHT, y)))
+        out.append(f'<line class="ref" x1="{LEFT}" x2="{width - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
     for index, one in enumerate(chart.series):
         apart = (index - (len(chart.series) - 1) / 2) * 3.5 if chart.x.scale == "log2" else 0.0
         spots = [(place(p.x, p.y)[0] + apart, place(p.x, p.y)[1], p) for p in one.points if not log or p.y > 0]
@@ -212,9 +215,9 @@ def panel(chart: Chart) -> list[str]:
         out.append(f'<circle class="target" cx="{x:.1f}" cy="{y:.1f}" r="7"/>')
         out.append(f'<circle class="bull" cx="{x:.1f}" cy="{y:.1f}" r="2.5"/>')
     for value, label in chart.refs:
-        out.append(clear(label, along(place(first, value)[1]), taken, top))
+        out.append(clear(label, along(place(first, value)[1], width), taken, top, chart.size))
     for mx, my, label in chart.marks:
-        out.append(clear(label, around(*place(mx, my)), taken, top))
+        out.append(clear(label, around(*place(mx, my), width), taken, top, chart.size))
     return out
 
 
@@ -275,21 +278,21 @@ def cross(x: float, y: float, r: float) -> list[Line]:
     return [((x - r, y), (x + r, y)), ((x, y - r), (x, y + r))]
 
 
-def along(y: float) -> list[Anchor]:
+def along(y: float, width: int) -> list[Anchor]:
     """Where the name of a line across may stand: above or below it, at its ends before anywhere between."""
-    ends = [(LEFT + 4.0, "start"), (WIDTH - RIGHT - 4.0, "end")]
-    between = [(LEFT + i * (WIDTH - LEFT - RIGHT) / 12, "middle") for i in range(2, 11)]
+    ends = [(LEFT + 4.0, "start"), (width - RIGHT - 4.0, "end")]
+    between = [(LEFT + i * (width - LEFT - RIGHT) / 12, "middle") for i in range(2, 11)]
     return [(x, base, anchor) for x, anchor in ends + between for base in (y - 5, y + 14)]
 
 
-def around(x: float, y: float) -> list[Anchor]:
+def around(x: float, y: float, width: int) -> list[Anchor]:
     """Where the name of a single point may stand: beside it, towards the middle first, above it, or below it."""
     beside = [(x + 11, y + 4, "start"), (x - 11, y + 4, "end")]
-    return [*(beside[::-1] if x > WIDTH / 2 else beside), (x, y - 12, "middle"), (x, y + 20, "middle")]
+    return [*(beside[::-1] if x > width / 2 else beside), (x, y - 12, "middle"), (x, y + 20, "middle")]
 
 
-def clear(label: str, places: Sequence[Anchor], taken: list[Line], top: float) -> str:
-    """A label at the first of its places that the fewest lines cross; others then keep clear of it."""
+def clear(label: str, places: Sequence[Anchor], taken: list[Line], top: float, size: tuple[int, int]) -> str:
+    """A label at the first of its places in a chart that the fewest lines cross; others then keep clear of it."""
     wide = 6.6 * len(label)
 
     def box(place: Anchor) -> Line:
@@ -298,7 +301,7 @@ def clear(label: str, places: Sequence[Anchor], taken: list[Line], top: float) -
 
     def crowd(place: Anchor) -> int:
         (left, _), (right, _) = box(place)
-        out = left < LEFT or right > WIDTH or not top + 4 <= place[1] <= HEIGHT - BOTTOM - 2
+        out = left < LEFT or right > size[0] or not top + 4 <= place[1] <= size[1] - BOTTOM - 2
         return 99 * out + sum(meet(box(place), line) for line in taken)
 
     x, y, anchor = best = min(places, key=crowd)

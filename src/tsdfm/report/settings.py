@@ -265,6 +265,9 @@ class SeedsSettings(Settings):
     tables: tuple[Path, ...] = required("the tables' JSON files, or the folders of one report each")
     name: str = option("", "of the table, where folders are given, as in neighbours; empty: that of the files")
     out: Path = required("folder of the joined table")
+    definition: Definition = option("paper", f"for the curves of several frontiers, {DEFINITION}")
+    steps: Counts = option((), "step counts of their figures; empty is all", **STEPS)
+    within: float | None = option(None, "draw only points within so many bits of held-out text", above=0)
     verbose: bool = option(False, "print the whole table; without it, its first rows")
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -33,6 +34,7 @@ POINT = ("source", "steps", "nfe", "temperature", "samples", "collapsed", "check
 """What is kept of a point of a curve."""
 KEPT = ("ppl", "ppl_interval", "ppl_geometric", "ppl_geometric_interval", "ppl_corpus", "ppl_own", "ppl_own_interval")
 """What `cell_row` keeps of each judge's figures."""
+HINT = "At equal entropy, lower is better. Filled marks: temperature 1."
 DRAWS = 400
 
 
@@ -53,12 +55,7 @@ class Line:
 
     def at(self, bits: float) -> float | None:
         """The perplexity at an entropy, log-linear between its temperatures; None outside of them."""
-        seen = [(row.entropy, math.log(row.ppl.value)) for row, _ in self.cells if row.ppl is not None]
-        if not seen:
-            return None
-        entropies, logs = torch.tensor(seen, dtype=torch.float64).T
-        found = float(Curves.of(entropies[None], logs[None]).at(torch.tensor([[bits]], dtype=torch.float64)).exp())
-        return found if math.isfinite(found) else None
+        return ppl_at([(row.entropy, row.ppl.value) for row, _ in self.cells if row.ppl is not None], bits)
 
     def matched(self, control: Line, judge: str, *, draws: int, seed: int) -> Plain:
         """The ratios to a control under one judge by both entropies, as numbers and as text."""
@@ -73,6 +70,16 @@ class Line:
             }
             out |= {f"{by}{name}": list(v) if isinstance(v, tuple) else v for name, v in told.items()}
         return out
+
+
+def ppl_at(points: Sequence[tuple[float, float]], bits: float) -> float | None:
+    """The perplexity at an entropy of a curve of points (entropy, perplexity); None outside of it."""
+    if not points:
+        return None
+    entropies, values = torch.tensor(points, dtype=torch.float64).T
+    curve = Curves.of(entropies[None], values.log()[None])
+    found = float(curve.at(torch.tensor([[bits]], dtype=torch.float64)).exp())
+    return found if math.isfinite(found) else None
 
 
 def ratio_text(value: float | None, interval: tuple[float, float] | None) -> str | None:
@@ -141,25 +148,49 @@ def cell_row(
     return {**out, "judges": judges, "marks": row.marks, "seconds": seconds, **desk.about(run)}
 
 
+class Spot(NamedTuple):
+    """A point of a figure: what it is of, its entropy and its perplexity."""
+
+    source: str
+    steps: int
+    method: str
+    temperature: float
+    entropy: float
+    ppl: float
+
+
 def frontier_charts(
     points: Sequence[Row], real: Row | None, entropy: str, ppl: str = "ppl", style: dict[str, int] | None = None
 ) -> dict[str, list[Chart]]:
     """By source: perplexity against an entropy, for each step count a chart with a curve for each method."""
-    out, methods = dict[str, list[Chart]](), list(dict.fromkeys(row.label for row in points))
-    styles = style or {name: i for i, name in enumerate(methods)}
 
     def place(row: Row) -> tuple[float, float] | None:
         found, known = getattr(row.text, entropy), row.ppl if ppl == "ppl" else getattr(row.scores, ppl)
         return (found.value, known.value) if found and known and known.value > 0 else None
 
-    made = [(row, at) for row in points if row.steps is not None and (at := place(row)) is not None]
-    star = place(real) if real else None
-    for source, steps in dict.fromkeys((row.source, row.steps) for row, _ in made):
-        here = [(row, at) for row, at in made if (row.source, row.steps) == (source, steps)]
+    spots = [
+        Spot(str(row.source), row.steps, row.label, row.temperature or 0.0, *at)
+        for row in points
+        if row.steps is not None and (at := place(row)) is not None
+    ]
+    styles = style or {name: i for i, name in enumerate(dict.fromkeys(row.label for row in points))}
+    return charts_of(spots, place(real) if real else None, entropy, styles)
+
+
+def charts_of(
+    spots: Sequence[Spot], target: tuple[float, float] | None, entropy: str, styles: Mapping[str, int]
+) -> dict[str, list[Chart]]:
+    """The same of points that are known; `target` is held-out text's."""
+    out = dict[str, list[Chart]]()
+    for source, steps in dict.fromkeys((one.source, one.steps) for one in spots):
+        here = [one for one in spots if (one.source, one.steps) == (source, steps)]
         series = []
-        for method in dict.fromkeys(row.label for row, _ in here):
-            mine = sorted(((r, *at) for r, at in here if r.label == method), key=lambda one: one[0].temperature or 0.0)
-            dots = [Point(x=x, y=y, note=f"T = {r.temperature:g}", hollow=r.temperature != 1.0) for r, x, y in mine]
+        for method in dict.fromkeys(one.method for one in here):
+            mine = sorted((one for one in here if one.method == method), key=lambda one: one.temperature)
+            dots = [
+                Point(x=one.entropy, y=one.ppl, note=f"T = {one.temperature:g}", hollow=one.temperature != 1.0)
+                for one in mine
+            ]
             series.append(Series(name=method, style=styles[method], points=dots))
         words = f"{source} source, {steps} {'pass' if steps == 1 else 'passes'}"
         chart = Chart(
@@ -168,7 +199,7 @@ def frontier_charts(
             x=Axis(label=ENTROPIES[entropy]),
             y=Axis(label="perplexity", scale="log"),
             series=series,
-            marks=[(*star, REAL)] if star else [],
+            marks=[(*target, REAL)] if target else [],
         )
-        out.setdefault(str(source), []).append(chart)
+        out.setdefault(source, []).append(chart)
     return out

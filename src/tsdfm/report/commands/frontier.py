@@ -12,7 +12,7 @@ from tsdfm.report.desk import Desk
 from tsdfm.report.rows import Plain
 from tsdfm.report.runs import TrainedRun
 from tsdfm.report.settings import FrontierSettings
-from tsdfm.report.sweeps import ENTROPIES, POINT, Line, frontier_charts, point_of, swept
+from tsdfm.report.sweeps import ENTROPIES, HINT, POINT, Line, frontier_charts, point_of, swept
 from tsdfm.report.table import METHOD, SOURCE, STEPS, Column, Table
 from tsdfm.report.unigram import MORE, SUFFIX, Fit, counts_of, data_counts, fit
 from tsdfm.store.files import write_text
@@ -156,11 +156,10 @@ class Frontier:
             "definition": settings.definition,
             "temperatures": list(settings.temperatures),
         }
-        hint = "At equal entropy, lower is better. Filled marks: temperature 1."
         for suffix, entropy in zip(("", "-bigrams"), ENTROPIES, strict=True):
             drawn = frontier_charts([row for _, row in shown], desk.real(judge), entropy, self.ppl)
             label = f"Perplexity against {ENTROPIES[entropy]}"
-            write_text(desk.report / f"{name}{suffix}.svg", figure([*drawn.values()], label, hint))
+            write_text(desk.report / f"{name}{suffix}.svg", figure([*drawn.values()], label, HINT))
         return table
 
     def notes(self) -> list[str]:
