@@ -37,6 +37,20 @@ def test_uniform_source() -> None:
     assert source.probability(torch.tensor([0, 4])).tolist() == [0.2, 0.2]
 
 
+@pytest.mark.parametrize("but", [0, 3, 4])
+def test_a_draw_without_a_token_is_uniform_over_the_others_and_the_same_elsewhere(but: int) -> None:
+    plain, without = (Uniform(5).draw((400, 500), RowNoise(1, torch.arange(400)), CPU, b) for b in (None, but))
+    moved = plain == but
+    assert torch.equal(without[~moved], plain[~moved])
+    counts = torch.bincount(without[moved], minlength=5).double()
+    assert counts[but] == 0
+    expected = moved.sum() / 4
+    rest = counts[torch.arange(5) != but]
+    assert ((rest - expected) ** 2 / expected).sum().item() < 30  # χ² with 3 degrees of freedom: p < 2e−6
+    assert Mask(5).draw((1, 2), RowNoise(1, torch.arange(1)), CPU, but).tolist() == [[5, 5]]
+    assert Uniform(1).draw((1, 2), RowNoise(0, torch.arange(1)), CPU, 0).tolist() == [[0, 0]]
+
+
 def test_one_token_is_a_vocabulary() -> None:
     assert Uniform(1).draw((2, 2), RowNoise(0, torch.arange(2)), CPU).tolist() == [[0, 0], [0, 0]]
 

@@ -14,9 +14,10 @@ from tiny_nets import save_run, tiny_spec, tiny_velocity
 
 from tsdfm.cli import main
 from tsdfm.errors import UserError
-from tsdfm.samples.model import Moment, Samples, TextModel
+from tsdfm.samples.model import TextModel
 from tsdfm.samples.prefixes import read_prefixes
 from tsdfm.samples.run import show_texts
+from tsdfm.samples.written import Moment, Samples
 from tsdfm.tokens.tokenizer import ByteTokenizer
 from tsdfm.view.stream import Screen
 

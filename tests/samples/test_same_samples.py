@@ -2,7 +2,8 @@
 
 The weights are a formula in whole numbers and the network is float64, so no version of torch has a say: a last bit that
 differs is far below what a draw of 53 random bits can notice. The stored hashes were taken when every step still
-computed the logits of every position and `jump.__call__` drew at all of them.
+computed the logits of every position and `jump.__call__` drew at all of them. One has changed since (`GRID`, uniform):
+no text begins with an end of text among its noise any more.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def test_samples_are_those_stored(source: str, jump: str, way: str) -> None:
 
 
 GRID: dict[str, str] = {
-    "uniform": "9f1e472c8301a1f0866ecc5f77c3bb78",
+    "uniform": "dab5bcd3c231b19475a1fa0f54d88115",
     "mask": "f91509f6ff873065c2a684df875484b5",
 }
 

@@ -101,6 +101,17 @@ def test_a_grid_of_times() -> None:
         model.sample(times=(0.1, 1.0))
 
 
+@pytest.mark.parametrize(("spec", "ends"), [({"anchor": 1}, False), ({"anchor": 0}, True)])
+def test_where_a_row_is_one_text_no_end_is_among_the_noise(spec: dict[str, int], ends: bool) -> None:
+    model = tiny_model(source="uniform", **spec)
+    anchor = model.velocity.spec.anchor
+    made = model.sample(n=300, steps=1, seed=1, trajectory=True).trajectory
+    assert made is not None
+    begun = torch.tensor([next(iter(row.states()))[0] for row in made.rows])
+    assert bool((begun[:, anchor:] == END).any()) == ends
+    assert tiny_model(source="mask", **spec).never_noise is None
+
+
 def test_progress_is_told() -> None:
     seen: list[tuple[int, int]] = []
     tiny_model().sample(n=5, steps=1, batch=2, on_batch=lambda done, of: seen.append((done, of)))

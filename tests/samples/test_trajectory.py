@@ -13,8 +13,9 @@ from view_parts import save_compass
 
 from tsdfm.cli import main
 from tsdfm.errors import UserError
-from tsdfm.samples.model import Samples, TextModel
+from tsdfm.samples.model import TextModel
 from tsdfm.samples.trajectory import Change, Recorder, Row, Trajectory
+from tsdfm.samples.written import Samples
 from tsdfm.tokens.tokenizer import ByteTokenizer
 
 HAND = Trajectory(

@@ -13,9 +13,10 @@ from tiny_nets import save_run, tiny_spec, tiny_velocity
 from tsdfm.cli import main
 from tsdfm.errors import UserError
 from tsdfm.flow import RowNoise, grid, solve
-from tsdfm.samples.model import Moment, TextModel
+from tsdfm.samples.model import TextModel
 from tsdfm.samples.trajectory import Trajectory
 from tsdfm.samples.windows import STREAM, windows_of
+from tsdfm.samples.written import Moment
 from tsdfm.tokens.tokenizer import ByteTokenizer
 
 BYTES = ByteTokenizer()

@@ -36,8 +36,8 @@ class Source(Protocol):
         """How many different tokens a state may hold: the rows of the network's embedding."""
         ...
 
-    def draw(self, shape: Sequence[int], noise: Noise, device: torch.device) -> Tensor:
-        """x_0 of `shape` = [B, L], int64."""
+    def draw(self, shape: Sequence[int], noise: Noise, device: torch.device, but: int | None = None) -> Tensor:
+        """x_0 of `shape` = [B, L], int64, given that none of its tokens is `but`."""
         ...
 
     def probability(self, x: Tensor) -> Tensor:
@@ -67,9 +67,14 @@ class Uniform:
     def tokens(self) -> int:
         return self.vocab
 
-    def draw(self, shape: Sequence[int], noise: Noise, device: torch.device) -> Tensor:
-        u = uniform(noise, shape, device)
-        return (u * self.vocab).to(torch.int64).clamp_(max=self.vocab - 1)
+    def draw(self, shape: Sequence[int], noise: Noise, device: torch.device, but: int | None = None) -> Tensor:
+        scaled = uniform(noise, shape, device) * self.vocab
+        x = scaled.to(torch.int64).clamp_(max=self.vocab - 1)
+        if but is None or self.vocab == 1:
+            return x
+        rest = self.vocab - 1
+        other = ((scaled - x) * rest).to(torch.int64).clamp_(max=rest - 1)  # what is behind the point is uniform too
+        return torch.where(x == but, other + (other >= but), x)
 
     def probability(self, x: Tensor) -> Tensor:
         return torch.full(x.shape, 1.0 / self.vocab, dtype=torch.float64, device=x.device)
@@ -92,7 +97,7 @@ class Mask:
     def tokens(self) -> int:
         return self.vocab + 1
 
-    def draw(self, shape: Sequence[int], noise: Noise, device: torch.device) -> Tensor:
+    def draw(self, shape: Sequence[int], noise: Noise, device: torch.device, but: int | None = None) -> Tensor:
         return torch.full(tuple(shape), self.mask, dtype=torch.int64, device=device)
 
     def probability(self, x: Tensor) -> Tensor:

@@ -113,6 +113,7 @@ class Bench:
             "jump": made.velocity.spec.usual_jump() if jump == "auto" else jump,
             "precision": "bf16" if made.bf16 else "float32",
             "guide": guide_key(guide),
+            **({} if made.never_noise is None else {"never_noise": made.never_noise}),
             **({"quick": asked.quick} if asked.quick == "compile" else {}),  # which rounds in other places
             **({} if bias is None else {"bias": bias_key(bias)}),
             **({} if prefixes is None else {"prefix": prefixes.key}),

@@ -41,75 +41,11 @@ from tsdfm.samples.limits import check_amount
 from tsdfm.samples.quick import Quick, by_logits, fitting, free_bytes, row_bytes
 from tsdfm.samples.trajectory import Recorder, Row, Trajectory, even, pieces_of
 from tsdfm.samples.windows import Page, Told, windows_of, writing
+from tsdfm.samples.written import Moment, Samples
 from tsdfm.store.bundle import find_member
 from tsdfm.store.manifest import read_manifest
 from tsdfm.tokens.rows import TokenRows
 from tsdfm.tokens.tokenizer import Tokenizer, load_tokenizer
-
-
-@dataclass(frozen=True, kw_only=True)
-class Samples:
-    """Finished texts. `tokens` [n, L]; `nfe` network passes a text; `seconds` of generation for all of them.
-
-    `passes` are those of each text, whose mean is `nfe`: a jump that stops when a text is finished takes more of them
-    for some texts than for others.
-    `first` is the number of the first one; `prefix` or `infill` of each text are there where they were asked for.
-    A guided generation also has `compass_calls`, states the compass scored for each text, and what `navigation` did.
-    """
-
-    texts: list[str]
-    tokens: Tensor
-    nfe: float
-    seconds: float
-    passes: list[int]
-    trajectory: Trajectory | None = None
-    compass_calls: float = 0.0
-    navigation: Mapping[str, float] = field(default_factory=dict)
-    seed: int = 0
-    first: int = 0
-    prefix: list[str] | None = None
-    infill: list[str] | None = None
-
-    @property
-    def answers(self) -> list[str]:
-        """What each text says after its prefix, or all of it where it has none."""
-        starts = self.prefix or [""] * len(self.texts)
-        return [text.removeprefix(start) for text, start in zip(self.texts, starts, strict=True)]
-
-    def records(self) -> list[dict[str, Any]]:
-        """A record of each text, for JSON: its number, how it was made, what was given of it, and the text."""
-        given = {"prefix": self.prefix, "infill": self.infill, "answer": self.answers if self.prefix else None}
-        return [
-            {
-                "index": self.first + i,
-                "seed": self.seed,
-                "nfe": self.passes[i],
-                **{name: each[i] for name, each in given.items() if each is not None},
-                "text": text,
-                "tokens": row,
-            }
-            for i, (text, row) in enumerate(zip(self.texts, self.tokens.tolist(), strict=True))
-        ]
-
-    def plain(self) -> dict[str, Any]:
-        """All of it for JSON, without the trajectory."""
-        guided = {"compass_calls": self.compass_calls, "navigation": self.navigation} if self.navigation else {}
-        return {"seed": self.seed, "nfe": self.nfe, "seconds": self.seconds, **guided, "texts": self.records()}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Moment:
-    """Texts that are being written, after `passes` of `of` network passes, at time `t`; a batch of them.
-
-    `numbers` are the texts' own, `tokens` [B, L] their state, and `texts` how that reads, U+FFFD for [MASK].
-    """
-
-    passes: int
-    of: int
-    t: float
-    numbers: list[int]
-    tokens: Tensor
-    texts: list[str]
 
 
 @dataclass(frozen=True)
@@ -128,6 +64,16 @@ class TextModel:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "passes", Quick(self.velocity, self.quick, self.bf16))
+
+    @property
+    def never_noise(self) -> int | None:
+        """The token that no text begins with as noise: the end of a text where a row is one text; none elsewhere.
+
+        At t = 0 a state says nothing of its text, so any law of it is as good. But a network that is smooth in time
+        takes an end for the text's own there, as it is right a little later, and ends the text around it.
+        """
+        alone = self.velocity.spec.anchor > 0 and self.velocity.source.mask is None
+        return self.tokenizer.end_of_text if alone else None
 
     def sample(
         self,
@@ -225,7 +171,7 @@ class TextModel:
         for start in range(0, count, size):
             numbers = asked.numbers[start : start + size].to(self.velocity.device)
             known = asked.rows(slice(start, start + size), self.velocity.device)
-            page = Page.begin(windows, reach, self.velocity.source, numbers, seed, known)
+            page = Page.begin(windows, reach, self.velocity.source, numbers, seed, known, self.never_noise)
             around = partial(guide.around, plain, stats=stats, learned=spec.prompted) if guide and stats else None
             jumps = around or (lambda held: plain)
             recorder = Recorder(scorer.energy if scorer else None) if trajectory else None

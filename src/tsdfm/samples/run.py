@@ -14,10 +14,11 @@ from tsdfm.errors import UserError
 from tsdfm.samples.defaults import manner_of
 from tsdfm.samples.given import as_prompts
 from tsdfm.samples.guide import compass_for, guide_from
-from tsdfm.samples.model import Moment, Samples, TextModel, load
+from tsdfm.samples.model import TextModel, load
 from tsdfm.samples.prefixes import read_prefixes
 from tsdfm.samples.settings import SampleSettings
 from tsdfm.samples.trajectory import Trajectory
+from tsdfm.samples.written import Moment, Samples
 from tsdfm.store.bundle import default_model
 from tsdfm.store.defaults import SampleDefaults
 from tsdfm.store.files import write_text

@@ -90,13 +90,22 @@ class Page:
 
     @staticmethod
     def begin(
-        windows: Sequence[Window], length: int, source: Source, numbers: Tensor, seed: int, given: Given | None
+        windows: Sequence[Window],
+        length: int,
+        source: Source,
+        numbers: Tensor,
+        seed: int,
+        given: Given | None,
+        but: int | None = None,
     ) -> Page:
-        """Texts of these numbers [B] before the first pass. The noise of a window depends on nothing but its number."""
+        """Texts of these numbers [B] before the first pass. The noise of a window depends on nothing but its number.
+
+        No text begins with the token `but` as noise.
+        """
         noises = [RowNoise(seed, numbers, STREAM + each.number if each.number else 0) for each in windows]
         state = torch.zeros(len(numbers), length, dtype=torch.int64, device=numbers.device)
         for window, noise in zip(windows, noises, strict=True):
-            drawn = source.draw((len(numbers), len(window.columns)), noise, numbers.device)
+            drawn = source.draw((len(numbers), len(window.columns)), noise, numbers.device, but)
             state[:, window.written] = drawn[:, len(window.columns) - window.new :]
         if given is not None:
             state = torch.where(given.held, given.tokens, state)

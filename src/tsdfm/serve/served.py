@@ -155,7 +155,7 @@ class Served:
             noise = JoinedNoise.begun([start.seed for start in starts], [start.number for start in starts])
         walk, x = begin(
             self.at(1, reads_of(chosen)),
-            self.model.velocity.source.draw((len(starts), spec.length), noise, here),
+            self.model.velocity.source.draw((len(starts), spec.length), noise, here, self.model.never_noise),
             chosen,
             noise,
             given=(given.held, given.tokens) if given else (None, None),

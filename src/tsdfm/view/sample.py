@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tsdfm.samples.model import Samples
 from tsdfm.samples.run import run as write
 from tsdfm.samples.settings import SampleSettings
+from tsdfm.samples.written import Samples
 
 
 def run(settings: SampleSettings) -> Samples:

@@ -16,8 +16,8 @@ from rich.live import Live
 from rich.rule import Rule
 from rich.text import Text
 
-from tsdfm.samples.model import Moment, Samples
 from tsdfm.samples.run import show_texts
+from tsdfm.samples.written import Moment, Samples
 from tsdfm.terminal import visible
 
 MASKED = "░"

@@ -156,7 +156,9 @@ class PolicyTask(BoundTask):
         times, looks = grid_of(self.jump, k), Looks(model, self.spec)
         given = self.given(batch)
         trunk = RowNoise(self.seed, batch.rows, TRUNK_STREAM)
-        z = torch.where(given, batch.tokens, self.source.draw(given.shape, trunk, given.device))
+        z = torch.where(
+            given, batch.tokens, self.source.draw(given.shape, trunk, given.device, self.tokenizer.end_of_text)
+        )
         if j:
             held = batch.tokens
             z = solve(looks, z, times[: j + 1], self.jump, trunk, part=True, given=given, given_tokens=held).tokens

@@ -88,7 +88,7 @@ def completions(
 def sources(made: TextModel, numbers: Tensor, seed: int) -> tuple[Tensor, RowNoise]:
     """Where texts of these numbers start [B, L], and their noise; the anchor is in its place."""
     spec, noise = made.velocity.spec, RowNoise(seed, numbers)
-    x = made.velocity.source.draw((len(numbers), spec.length), noise, numbers.device)
+    x = made.velocity.source.draw((len(numbers), spec.length), noise, numbers.device, made.never_noise)
     x[:, : spec.anchor] = made.tokenizer.end_of_text
     return x, noise
 
