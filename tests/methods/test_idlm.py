@@ -15,10 +15,12 @@ from safetensors.torch import load_file
 import tsdfm
 from tsdfm.cli import main
 from tsdfm.distil.matching.settings import AuxiliarySettings, WatchSettings
+from tsdfm.distil.matching.watch import Watch
 from tsdfm.distil.settings import NavigateSettings, StudentLoop
 from tsdfm.errors import UserError
 from tsdfm.methods.idlm import METHOD, IDLMOptim, IDLMSettings
 from tsdfm.store.manifest import read_manifest
+from tsdfm.tokens.rows import TokenRows
 
 KINDS: dict[str, dict[str, Any]] = {
     # told h, both forms, every anchor, a compass in both places; its watch takes all for a collapse, and goes back once
@@ -57,6 +59,25 @@ def settings_for(teachers: dict[str, Path], tokens: Path, kind: str, out: Path, 
     if "tilt" in KINDS[kind]:
         values["compass"] = teachers[f"compass-{kind}"]
     return IDLMSettings(**{**values, **KINDS[kind], **given})
+
+
+def test_the_watch_counts_all_but_the_ends_that_fill_a_row_up(
+    teachers: dict[str, Path], tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def add(self: Watch, *parts: Any) -> None:
+        seen.append(parts)
+
+    monkeypatch.setattr(Watch, "add", add)
+    loop = StudentLoop(steps=1, batch=8, device="cpu", eval_every=0, save_every=0)
+    auxiliary = AuxiliarySettings(alone=0, warmup=1, lr=1e-3)
+    METHOD.train(settings_for(teachers, tokens, "mask", tmp_path / "run", loop=loop, auxiliary=auxiliary))
+    over = TokenRows(tokens, "train").end_of_text
+    ((said, data, _, counted),) = seen
+    for part, places in zip((said, data), counted, strict=True):
+        assert torch.equal(places, part != over)
+    assert 0 < int(counted[1].sum()) < counted[1].numel()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,6 +1,7 @@
 """Training of a matched student: `StudentTask` with rows that learn by matching; the others are its anchor.
 
-own, data       matched rows (`match`), from texts that the student is writing, or from noised data
+own, data       matched rows (`match`), from texts that the student is writing, or from noised data; the watch counts
+                their tokens but for ends, with which short texts are filled up
 chain, floor    the anchor's rows: FS-DFM's large and smallest steps (or TS-DFM's, by another roll-out)
 """
 
@@ -66,6 +67,7 @@ class MatchingTask(StudentTask):
         super().__init__(settings, spec, valid, replace(made_of, floor=Weighed(made_of.floor, anchor_weight)), bound)
         self.match, self.watch, self.auxiliary, self.anchor_weight = match, watch, match.auxiliary, anchor_weight
         self.running = Running(settings.loop.batch, spec.length, self.schedule)
+        self.end_of_text = TokenRows(settings.tokens, "train").end_of_text if spec.anchor else -1
         self.whole = settings.auxiliary.steps > 1
 
     def bind(self, context: Context) -> None:
@@ -112,8 +114,11 @@ class MatchingTask(StudentTask):
             """What is done with the texts that were drawn."""
             free, seen = slice(self.spec.anchor, None), slice(own or matched)
             said = x if given is None else torch.where(given, rows.x_1, x)  # for the width it counts alike in both
-            counted = None if given is None else (~given[seen, free],) * 2
-            self.watch.add(said[seen, free], rows.x_1[seen, free], self.spec.vocab, counted)
+            told, data = said[seen, free], rows.x_1[seen, free]
+            counted = told != self.end_of_text, data != self.end_of_text  # a short text is no narrow one
+            if given is not None:
+                counted = counted[0] & ~given[seen, free], counted[1] & ~given[seen, free]
+            self.watch.add(told, data, self.spec.vocab, counted)
             if self.match.width is not None:
                 self.match.width.add(said[:, free].flatten(), rows.x_1[:, free].flatten())
             goings = (x[:own], rows.z_a[:own], t[:own], h[:own], self.noise(found, own, TEXT_STREAM))
