@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from story_judges import judge_run
 from training import many_step
 
 
@@ -74,3 +75,8 @@ def teachers(
     duo = many_step("duo", tokens, tmp_path_factory.mktemp("duo") / "duo", steps=10)
     many = {"uniform": uniform_model, "mask": masked_models["dfm"], "mdlm": masked_models["mdlm"], "duo": duo}
     return many | {f"compass-{source}": path for source, path in compasses.items()}
+
+
+@pytest.fixture(scope="session")
+def judge(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return judge_run(tokens, tmp_path_factory.mktemp("judges") / "judge")
