@@ -33,6 +33,12 @@ def models(**spec: Any) -> list[Served]:
     return [served(source="uniform", **spec)]
 
 
+def models_by_a_passing_thread() -> list[Served]:
+    if threading.current_thread() is threading.main_thread():
+        raise UserError("the team of threads that this one calls stays for good, beside that of the worker")
+    return models()
+
+
 def nothing() -> list[Served]:
     raise UserError("there is no such model")
 
@@ -125,6 +131,12 @@ def test_devices_share_requests_and_one_that_dies_is_noticed() -> None:
         assert (health.status_code, "exit code -9" in health.text) == (503, True)
         with pytest.raises(Closing):
             remote.submit(Ask(model="tiny"))
+
+
+def test_no_thread_that_stays_calls_a_team_of_its_own_before_the_worker_does() -> None:
+    remote = Remote([models_by_a_passing_thread], Limits())
+    assert remote.submit(Ask(model="tiny", steps=2)).done.result(600)
+    remote.close()
 
 
 def test_what_cannot_be_loaded_is_refused_here() -> None:

@@ -26,6 +26,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait as all_of
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -159,7 +160,8 @@ def device_process(end: Connection, load: Load, limits: Limits, worker: type[Wor
     sys.setswitchinterval(SWITCH)
     line = Line(end)
     try:
-        models = load()
+        with ThreadPoolExecutor(1) as loader:  # OpenMP keeps a team of threads for each thread that had one: two of
+            models = loader.submit(load).result()  # them are more than there are cores, and every product waits longer
         limits = replace(limits, rows=limits.rows or usual_rows(models))
     except UserError as problem:
         line.say("refused", problem)
