@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from tsdfm.samples.guide import Guide
 from tsdfm.samples.model import TextModel
 from tsdfm.samples.quick import OneRow, Pass
 from tsdfm.serve.jobs import Ask, Busy, Closing, Job, Late, Seen
-from tsdfm.serve.row import groups
+from tsdfm.serve.row import Crowd, groups
 from tsdfm.serve.scheduler import Limits, Scheduler
 from tsdfm.serve.served import TOGETHER, Served, fitted, load_served, names_of, ready
 from tsdfm.serve.worker import Worker
@@ -249,6 +250,40 @@ def test_who_comes_during_a_pass_joins_the_next(monkeypatch: pytest.MonkeyPatch)
         done.set()
         scheduler.close(wait=False)
     assert sizes == [1, 2, 2, 2, 1]
+
+
+def test_what_the_host_does_while_the_pass_before_is_made_is_not_the_schedulers_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A full batch does not wait for the pass before, so a whole turn may lie within that pass. Told by a clock that
+    stands still but for two seconds a turn, in which rows are laid together."""
+    now, busy = [0.0], threading.Event()
+
+    class Mark:
+        def query(self) -> bool:
+            return not busy.is_set()
+
+    def gather(*given: Any) -> Crowd:
+        now[0] += 1.0
+        return laid(*given)
+
+    laid = Served.gather
+    monkeypatch.setattr(Served, "gather", gather)
+    monkeypatch.setattr("tsdfm.serve.worker.marked", lambda _: Mark())
+    monkeypatch.setattr("tsdfm.serve.worker.time", SimpleNamespace(perf_counter=lambda: now[0], sleep=time.sleep))
+    model, own = served(source="uniform", shapes=(1,), dtype=torch.float64), dict[bool, int]()
+    for at_work in (False, True):
+        scheduler = Scheduler([[model]], Limits(rows=1), worker=Ahead)
+        try:
+            busy.set() if at_work else busy.clear()
+            scheduler.submit(Ask(model="tiny", steps=4)).done.result(600)
+            while scheduler.tally.turns < 4:
+                time.sleep(0.001)
+            own[at_work] = round(scheduler.tally.own)
+        finally:
+            busy.clear()
+            scheduler.close(wait=False)
+    assert own == {False: 4 * 2, True: 2}, "the first turn has no pass before it"
 
 
 def test_a_lone_text_is_written_at_once_where_the_model_can() -> None:

@@ -137,7 +137,7 @@ class Worker:
         begun = [row.passes for row in rows]
         if not reached(self.mark):
             hidden = time.perf_counter() - self.began
-        inside = hidden + self.one_pass(served, batches)
+        inside = self.one_pass(served, batches, hidden)
         spent = time.perf_counter() - self.began
         with self.scheduler.changed:
             made = [row.passes - before for row, before in zip(rows, begun, strict=True)]
@@ -156,13 +156,16 @@ class Worker:
             self.guarded(batch.places, partial(served.gather, batch.rows, batch.shape))
         return batches, len(new)
 
-    def one_pass(self, served: Served, batches: Sequence[Batch]) -> float:
-        """A pass of all rows of a model; the seconds in which its network was asked and waited for."""
-        inside, alone = 0.0, len(self.live) == 1 and not self.scheduler.waiting
+    def one_pass(self, served: Served, batches: Sequence[Batch], inside: float = 0.0) -> float:
+        """A pass of all rows of a model; the turn's seconds in which its network was asked and waited for, `inside` of
+        them before."""
+        alone = len(self.live) == 1 and not self.scheduler.waiting
         alone = alone and all(place.job.on_pass is None for batch in batches for place in batch.places)
         for batch in batches:
             step = partial(served.step, batch.rows, batch.shape, alone=alone)
             inside += self.guarded(batch.places, step) or 0.0
+            if not reached(self.mark):  # the pass before is still being made: nothing has kept the device waiting
+                inside = time.perf_counter() - self.began
         launched, before = time.perf_counter(), self.left()
         pairs = (pair for batch in batches for pair in zip(batch.rows, batch.places, strict=True))
         looked = [(row, place) for row, place in pairs if row.written or place.job.on_pass is not None]
@@ -217,7 +220,7 @@ class Worker:
             raise RuntimeError(f"the model {served.name} gave logits that are not numbers: is the checkpoint sound?")
         passes, given = look.passes, place.given(served.device) if job.chosen else None
         if given is not None:
-            job.scores[place.index] = served.score(given, place.number, row.x, job.ask.seed, row.points[1])
+            job.scores[place.index] = served.score(given, place.number, row.x, job.ask.seed, row.steps[0][1])
             passes += TIMES
         with self.scheduler.changed:
             self.scheduler.tally.texts += 1
