@@ -341,9 +341,9 @@ def test_passes_along_a_late_grid() -> None:
     k = torch.full((8,), 8)
     for power in (1.0, 2.5):
         t, h = Passes((8,), (1.0,), power).times(k, torch.arange(8))
-        want = torch.tensor(LateJump(LINE, Uniform(5), power=power).grid(8), dtype=torch.float64)
-        torch.testing.assert_close(t, want[:-1])
-        torch.testing.assert_close(t + h, want[1:])
+        want = torch.tensor(LateJump(LINE, Uniform(5), power=power).steps_in(8), dtype=torch.float64)
+        torch.testing.assert_close(t, want[:, 0])
+        torch.testing.assert_close(t + h, want[:, 1])
 
 
 def test_texts_go_on_pass_by_pass() -> None:

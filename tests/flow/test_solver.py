@@ -47,10 +47,10 @@ def test_grids() -> None:
     assert grid(4) == (0.0, 0.25, 0.5, 0.75, 1.0)
     assert grid(1) == (0.0, 1.0)
     for steps in range(1, 200):
-        points = check_grid(grid(steps))
+        points = [0.0, *(end for _, end in check_grid(grid(steps)))]
         assert len(points) == steps + 1
         assert points[-2] + (points[-1] - points[-2]) == 1.0  # the last step ends at 1 exactly
-    assert check_grid(torch.tensor([0.0, 0.5, 1.0])) == (0.0, 0.5, 1.0)
+    assert check_grid(torch.tensor([0.0, 0.5, 1.0])) == ((0.0, 0.5), (0.5, 1.0))
 
 
 @pytest.mark.parametrize("steps", [0, -3])

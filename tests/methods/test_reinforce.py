@@ -62,7 +62,7 @@ def test_trained_resumed_and_sampled(
     kind: str, uniform_model: Path, masked_models: dict[str, Path], tokens: Path, judge: Path, tmp_path: Path
 ) -> None:
     model = masked_models.get(kind, uniform_model)
-    more = {"late": 2.0, "beginnings": 0.5} if kind == "uniform" else {}
+    more = {"late": 2.0, "again": 1, "beginnings": 0.5} if kind == "uniform" else {}
     settings = settings_for(model, tokens, judge, tmp_path / "whole", **more)
     METHOD.train(settings)
     shutil.copytree(tmp_path / "whole", tmp_path / "part")
@@ -79,7 +79,7 @@ def test_trained_resumed_and_sampled(
     said = read_manifest(one)["model"]
     before = read_manifest(model / "checkpoints" / sorted(p.name for p in (model / "checkpoints").iterdir())[-1])
     assert said["method"] == "reinforce"
-    assert said["jump"] == ("late:2.0" if more else before["model"]["jump"])
+    assert said["jump"] == ("late:2.0:1" if more else before["model"]["jump"])
     assert len(tsdfm.load(tmp_path / "whole", "cpu").sample(n=2, steps=4).texts) == 2
 
 

@@ -10,12 +10,12 @@ elbo       a bound of −log p(text)      guidance classifier-free, by what is g
 from tsdfm.flow.draw import draw, draw_other, shape_logits
 from tsdfm.flow.elbo import FLOW_BOUND, Bound, bits_per_character, elbo_rows
 from tsdfm.flow.guidance import ClassifierFree
-from tsdfm.flow.jump import JUMPS, CumulativeJump, EulerJump, Jump, LeaveJump, jump_from, reads_of
+from tsdfm.flow.jump import JUMPS, CumulativeJump, EulerJump, Jump, LeaveJump, Steps, jump_from, reads_of
 from tsdfm.flow.loss import cross_entropy, generalised_kl
 from tsdfm.flow.noise import Noise, RowNoise, row_times, uniform
 from tsdfm.flow.path import interpolate
 from tsdfm.flow.schedule import Cosine, Geometric, Polynomial, Schedule, schedule_from, sigma
-from tsdfm.flow.solver import Solution, Step, check_grid, grid, grid_of, mean_passes, solve
+from tsdfm.flow.solver import Solution, Step, check_grid, grid, mean_passes, solve, steps_of
 from tsdfm.flow.source import Mask, Source, Uniform, source_from
 from tsdfm.flow.walk import Limits, Model, reads_some
 from tsdfm.kernels.inverse import Other
@@ -42,6 +42,7 @@ __all__ = [
     "Solution",
     "Source",
     "Step",
+    "Steps",
     "Uniform",
     "bits_per_character",
     "check_grid",
@@ -51,7 +52,6 @@ __all__ = [
     "elbo_rows",
     "generalised_kl",
     "grid",
-    "grid_of",
     "interpolate",
     "jump_from",
     "mean_passes",
@@ -63,5 +63,6 @@ __all__ = [
     "sigma",
     "solve",
     "source_from",
+    "steps_of",
     "uniform",
 ]

@@ -41,6 +41,9 @@ from tsdfm.flow.source import Source
 from tsdfm.lazy import BROUGHT
 from tsdfm.settings import nearest
 
+Steps = tuple[tuple[float, float], ...]
+"""Steps of a walk, each from t to t + h."""
+
 TINY = 1e-15
 """The least probability whose logarithm is taken."""
 
@@ -106,9 +109,12 @@ class Retimes(Protocol):
 
 @runtime_checkable
 class Paced(Protocol):
-    """A jump whose steps are not all of one size: `grid(k)` are the k + 1 times of k steps, from 0 to 1."""
+    """A jump whose steps are not all of one size: `steps_in(k)` are k steps, each from one time to a later one.
 
-    def grid(self, steps: int) -> tuple[float, ...]: ...
+    The first begins at 0 and the last ends at 1. A step need not begin where the one before it ended.
+    """
+
+    def steps_in(self, count: int) -> Steps: ...
 
 
 @runtime_checkable
@@ -262,10 +268,10 @@ JUMPS: dict[str, Callable[[Schedule, Source], LeaveJump]] = {
 def jump_from(name: str, schedule: Schedule, source: Source) -> Jump:
     """A jump by its name: one of `JUMPS`, or one that a method brings. `ancestral` needs the mask source.
 
-    A jump that has a dial, such as ReMDM's η, takes it after a colon: `remdm-cap:0.1`.
+    A jump that has dials, such as ReMDM's η, takes them after colons: `remdm-cap:0.1`, `late:2:1`.
     """
-    word, colon, dial = name.partition(":")
-    if word in JUMPS and not colon:
+    word, *dials = name.split(":")
+    if word in JUMPS and not dials:
         if word in ("ancestral", "euler-redraw") and source.mask is None:
             raise UserError(f"jump {word} differs in what has left [MASK]: it needs a model of the mask source")
         return JUMPS[word](schedule, source)
@@ -273,7 +279,7 @@ def jump_from(name: str, schedule: Schedule, source: Source) -> Jump:
     if word not in brought:
         raise UserError(f"unknown jump {name!r}{nearest(name, ('auto', *JUMPS, *brought))}")
     try:
-        made: Jump = brought[word](schedule, source, *([float(dial)] if colon else []))
+        made: Jump = brought[word](schedule, source, *map(float, dials))
     except (TypeError, ValueError):
-        raise UserError(f"jump {word} takes no such dial as {dial!r}") from None
+        raise UserError(f"jump {word} takes no such dial as {':'.join(dials)!r}") from None
     return made

@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from tsdfm.errors import UserError
-from tsdfm.flow.jump import Jump, Paced, Stops
+from tsdfm.flow.jump import Jump, Paced, Steps, Stops
 from tsdfm.flow.noise import Noise
 from tsdfm.flow.walk import Limits, Model, begin
 
@@ -67,28 +68,35 @@ def grid(steps: int) -> tuple[float, ...]:
     return tuple(k / steps for k in range(steps + 1))
 
 
-def grid_of(jump: Jump, steps: int) -> tuple[float, ...]:
-    """The times of `steps` steps of a jump: its own grid where it has one (`Paced`), else equal steps."""
-    return jump.grid(steps) if isinstance(jump, Paced) else grid(steps)
+def steps_of(jump: Jump, count: int) -> Steps:
+    """`count` steps of a jump: its own where it has some (`Paced`), else equal ones."""
+    return jump.steps_in(count) if isinstance(jump, Paced) else tuple(pairwise(grid(count)))
 
 
-def check_grid(times: Sequence[float] | Tensor, *, part: bool = False) -> tuple[float, ...]:
-    """An explicit time grid as floats; it must rise, from exactly 0 to exactly 1 or, as a `part`, anywhere between."""
+def path_of(jump: Jump, times: int | Sequence[float] | Tensor | Steps) -> Steps:
+    """The steps that are meant by their number, by a grid of times, or by themselves."""
+    if isinstance(times, int):
+        return steps_of(jump, times)
+    steps = [step for step in times if isinstance(step, tuple)]
+    return tuple(steps) if steps else check_grid(cast(Sequence[float], times))
+
+
+def check_grid(times: Sequence[float] | Tensor) -> Steps:
+    """The steps of an explicit time grid, which must rise from exactly 0 to exactly 1."""
     times = tuple(float(t) for t in (times.tolist() if isinstance(times, Tensor) else times))
-    ends = (times[0] >= 0.0 and times[-1] <= 1.0) if part and times else times[:1] == (0.0,) and times[-1:] == (1.0,)
-    if len(times) < 2 or not ends:
+    if len(times) < 2 or (times[0], times[-1]) != (0.0, 1.0):
         raise UserError("a time grid starts at 0 and ends at 1, for instance 0, 0.5, 1")
     for before, after in pairwise(times):
         if not before < after:
             raise UserError(f"a time grid must rise at every step, but {after} follows {before}")
-    return times
+    return tuple(pairwise(times))
 
 
 @torch.no_grad()
 def solve(
     model: Model,
     x_0: Tensor,
-    times: int | Sequence[float] | Tensor,
+    times: int | Sequence[float] | Tensor | Steps,
     jump: Jump,
     noise: Noise,
     *,
@@ -101,11 +109,10 @@ def solve(
     on_step: Callable[[Step], None] | None = None,
     on_state: Callable[[int, float, Tensor], None] | None = None,
     time_dtype: torch.dtype = torch.float32,
-    part: bool = False,
 ) -> Solution:
-    """Walk x_0 [B, L] from t = 0 to t = 1 along `times` (a step count of the jump, or a grid).
+    """Walk x_0 [B, L] along `times`: so many steps of the jump or a grid, from t = 0 to t = 1, or these steps.
 
-    With `part` the grid may begin and end anywhere, and x_0 is the state at its beginning.
+    Steps that are given as such may begin and end anywhere, and x_0 is the state before the first of them.
 
     `given` (bool, [B, L] or [L]) marks positions that hold `given_tokens` from the first call of the model to the
     end: a prefix, or any infill. The model sees t and h in `time_dtype`; the jumps work in float64. Every step takes
@@ -126,17 +133,17 @@ def solve(
     positions that it needs in the same way and is then asked about the rows. A walk ends early when the jump says that
     all rows are done (`Stops`).
     """
-    points = grid_of(jump, times) if isinstance(times, int) else check_grid(times, part=part)
+    path = path_of(jump, times)
     held, dials = (given, given_tokens), ((temperature, top_p),)
     walk, x = begin(model, x_0, jump, noise, given=held, dials=dials, bias=bias, limits=limits, time_dtype=time_dtype)
     jump, rows, each = walk.jump, x_0.shape[0], getattr(model, "passes_a_call", 1)
-    whole = walk.whole(x, points) if on_step is None and on_state is None else None
+    whole = walk.whole(x, path) if on_step is None and on_state is None else None
     if whole is not None:
-        x = whole.solve(walk, x, points)
+        x = whole.solve(walk, x, path)
         walk.shaper.check()
-        return Solution(tokens=x, passes=torch.full((rows,), each * (len(points) - 1), dtype=torch.int64))
+        return Solution(tokens=x, passes=torch.full((rows,), each * len(path), dtype=torch.int64))
     passes, going = torch.zeros(rows, dtype=torch.int64), torch.ones(rows, dtype=torch.int64)
-    for index, (start, end) in enumerate(pairwise(points)):
+    for index, (start, end) in enumerate(path):
         before, passes = x, passes + each * going
         t, h = (torch.full((rows,), v, dtype=torch.float64, device=x.device) for v in (start, end - start))
         x, logits = walk.step(x, t, h, whole=on_step is not None)
@@ -153,8 +160,8 @@ def solve(
         before, passes = x, passes + each
         x, logits = walk.finish(x)
         if on_step is not None:
-            on_step(Step(index=len(points) - 1, t=1.0, h=0.0, before=before, after=x, logits=logits))
+            on_step(Step(index=len(path), t=1.0, h=0.0, before=before, after=x, logits=logits))
         if on_state is not None:
-            on_state(each * len(points), 1.0, x)
+            on_state(each * (len(path) + 1), 1.0, x)
     walk.shaper.check()
     return Solution(tokens=x, passes=passes)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tsdfm.errors import UserError
 from tsdfm.flow.draw import shape_logits
-from tsdfm.flow.jump import Finishes, Jump, PositionJump, Remembers, Retimes, RowJump, reads_of, remembers, stops
+from tsdfm.flow.jump import Finishes, Jump, PositionJump, Remembers, Retimes, RowJump, Steps, reads_of, remembers, stops
 from tsdfm.flow.logits import posterior_from_score, reshaped_score
 from tsdfm.flow.noise import JoinedNoise, Noise, RowNoise, sent, uniform
 from tsdfm.kernels.inverse import floats
@@ -57,8 +57,8 @@ class StepModel(Protocol):
         """The state [B, L] after the step."""
         ...
 
-    def solve(self, walk: Walk, x: Tensor, points: Sequence[float]) -> Tensor:
-        """The state [B, L] after all steps along the times `points`."""
+    def solve(self, walk: Walk, x: Tensor, steps: Steps) -> Tensor:
+        """The state [B, L] after all steps."""
         ...
 
 
@@ -198,9 +198,9 @@ class Walk:
         u = uniform(self.noise, (*x.shape, 2), x.device)
         return self.clamp(jump.settle(x, *jump.read(logits, own, u), t, h, u)), logits
 
-    def whole(self, x: Tensor, points: Sequence[float]) -> StepModel | None:
-        """The model, if it makes all steps along the times `points` by itself, none of them looked at."""
-        model, jump, few = self.model, self.jump, len(points) - 1 <= WHOLE
+    def whole(self, x: Tensor, steps: Steps) -> StepModel | None:
+        """The model, if it makes all of these steps by itself, none of them looked at."""
+        model, jump, few = self.model, self.jump, len(steps) <= WHOLE
         plain = few and not jump.final_pass and not stops(type(jump))
         return model if plain and isinstance(model, StepModel) and model.takes(self, x) else None
 

@@ -1,7 +1,8 @@
 """Late grids: a few long steps, then short ones near the text. A sampler for any model, without training.
 
-`late:2` is the power b = 2 of `flow.late`, which is also the default; b = 1 are equal steps. The number of passes stays
-what was asked for. What it gives and costs: docs/neighbours.md.
+`late:2` is the power b = 2 of `flow.late`, which is also the default; b = 1 are equal steps. With `late:2:1` the last
+pass revises the finished text. The number of passes stays what was asked for. What it gives and costs:
+docs/neighbours.md.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ if TYPE_CHECKING:
     from tsdfm.flow.late import LateJump
 
 
-def late(schedule: Schedule, source: Source, power: float = 2.0) -> LateJump:
-    """The jump along the grid of that power."""
+def late(schedule: Schedule, source: Source, power: float = 2.0, again: float = 0) -> LateJump:
+    """The jump along the grid of that power, whose last step is made `again` so often."""
     from tsdfm.flow.late import LateJump
 
-    return LateJump(schedule, source, keep_revealed=source.mask is not None, power=power)
+    if not float(again).is_integer():
+        raise UserError(f"a late grid has a whole number of revisions, not {again:g}")
+    return LateJump(schedule, source, keep_revealed=source.mask is not None, power=power, again=int(again))
 
 
 class Late(Method):

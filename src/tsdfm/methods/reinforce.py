@@ -77,6 +77,7 @@ class ReinforceSettings(DistilSettings):
     late: float | None = option(
         None, "power of a late grid to write along, above 1 long steps first; none is as init_from does", low=1, high=16
     )
+    again: int = option(0, "how many of the passes revise the finished text; uniform source alone", low=0)
     first: int = option(3, "first of the passes that learn; of fewer passes, the last one alone", low=1)
     texts: int = option(4, "M: texts that go on from each state", low=2)
     beginnings: float = option(0.0, "share of rows that go on from the beginning of a real text", low=0, high=1)
@@ -95,6 +96,8 @@ class ReinforceSettings(DistilSettings):
         super().__post_init__()
         if not self.passes:
             raise UserError("passes takes at least one number")
+        if self.again and self.late is None:
+            raise UserError("revisions repeat the last step of a late grid: give late too, --late 2 say")
         if self.dropout is None:
             raise UserError("reinforce learns from what the student wrote: set dropout to 0")
         if self.alone >= self.loop.steps:
@@ -114,8 +117,8 @@ class Reinforce(DistilMethod):
     keeps = ("time", "clock", "step_size", "logits", "jump")
 
     def told(self, settings: ReinforceSettings, origin: VelocitySpec) -> dict[str, Any]:
-        late = {} if settings.late is None else {"jump": f"late:{settings.late!r}"}
-        return super().told(settings, origin) | late
+        late, again = settings.late, f":{settings.again}" if settings.again else ""
+        return super().told(settings, origin) | ({} if late is None else {"jump": f"late:{late!r}{again}"})
 
     def task(
         self, settings: ReinforceSettings, spec: VelocitySpec, valid: TokenRows | None, world: Processes
@@ -124,7 +127,7 @@ class Reinforce(DistilMethod):
         from tsdfm.distil.policy.own import Own
         from tsdfm.distil.policy.task import PolicyTask
         from tsdfm.flow.jump import LeaveJump
-        from tsdfm.flow.solver import grid_of
+        from tsdfm.flow.solver import steps_of
 
         jump = jump_for("auto", spec)
         if not isinstance(jump, LeaveJump) or spec.logits not in ("plain", "subs") or spec.latent:
@@ -136,7 +139,7 @@ class Reinforce(DistilMethod):
         if not spec.anchor:
             raise UserError("reinforce reads whole texts: make the tokens with --layout document or prompt")
         for steps in settings.passes:
-            grid_of(jump, steps)
+            steps_of(jump, steps)
         own = Own(self.own(settings), settings.loop, lr=settings.own_lr, warmup=settings.own_warmup)
         judge, watch = self.judge(settings, world), Watch(settings.watch)
         return PolicyTask(settings, spec, valid, self.bound(), jump=jump, judge=judge, own=own, watch=watch)

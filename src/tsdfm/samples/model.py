@@ -23,12 +23,13 @@ from tsdfm.flow import (
     Model,
     RowNoise,
     Solution,
+    Steps,
     check_grid,
-    grid_of,
     mean_passes,
     reads_of,
     reads_some,
     solve,
+    steps_of,
 )
 from tsdfm.methods import bound_of
 from tsdfm.nn.bound import EVAL_STREAM, bound_rows
@@ -137,7 +138,7 @@ class TextModel:
         texts, count = n * max(1, len(prefixes) + len(infills)), steps if times is None else len(times) - 1
         check_amount(spec, self.velocity.device.type, texts, count, states=trajectory, long=long)
         plain = self.jump(jump)
-        points = grid_of(plain, steps) if times is None else check_grid(times)
+        path = steps_of(plain, steps) if times is None else check_grid(times)
         windows = windows_of(spec, length, stride)
         reach = spec.length if length is None else length
         if given is None:
@@ -165,7 +166,7 @@ class TextModel:
         rows, parts = list[Row](), list[Solution]()
         scorer = compass or (guide.compass if guide and reach == spec.length else None)
         windows = writing(windows, asked.given)
-        most = (len(points) - 1 + plain.final_pass) * (2 if cfg else 1)  # passes of a window
+        most = (len(path) + plain.final_pass) * (2 if cfg else 1)  # passes of a window
         model = self.passes.model(size, most * len(windows) * -(-count // size), reads_of(plain))
         begin = time.perf_counter()
         for start in range(0, count, size):
@@ -178,7 +179,7 @@ class TextModel:
             guided = self._free(model, cfg, known) if cfg else model
             told = page.told(self._told(on_pass, numbers, most * len(windows)), recorder, most)
             shaped = {"temperature": temperature, "top_p": top_p, "bias": bias}
-            parts.append(self._write(guided, page, points, jumps, told, shaped))
+            parts.append(self._write(guided, page, path, jumps, told, shaped))
             rows += recorder.rows(known.held.cpu() if known else None) if recorder else []
             if on_batch is not None:
                 on_batch(min(count, start + size), count)
@@ -186,7 +187,7 @@ class TextModel:
         way_nfe = mean_passes(passes)
         if asked.texts < count and bound is not None:  # gaps of several lengths
             with autocast(self.bf16, self.velocity.device):
-                kept = likeliest(self.velocity, bound, asked, tokens, seed, points[1], size)
+                kept = likeliest(self.velocity, bound, asked, tokens, seed, path[0][1], size)
             tokens, rows = tokens[kept], [rows[row] for row in kept] if rows else []
             text = torch.unique_consecutive(asked.numbers, return_inverse=True)[1]
             passes = torch.zeros(asked.texts, dtype=torch.int64).index_add_(0, text, passes + TIMES)
@@ -235,7 +236,7 @@ class TextModel:
         self,
         model: Model,
         page: Page,
-        points: tuple[float, ...],
+        path: Steps,
         jumps: Callable[[Tensor | None], Jump],
         told: Sequence[Told],
         shaped: Mapping[str, Any],
@@ -248,7 +249,7 @@ class TextModel:
                 made = solve(
                     model,
                     page.state[:, window.columns],
-                    points,
+                    path,
                     jumps(known.held if known else None),
                     noise,
                     given=known.held if known else None,

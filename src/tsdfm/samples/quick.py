@@ -24,10 +24,9 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
 from typing import Any, Literal, TypeVar, cast
 
 import torch
@@ -36,7 +35,7 @@ from torch import Tensor, nn
 from tsdfm.engine.graphs import GraphMemory, Replayed, Routines
 from tsdfm.engine.runner import Compiled, wrapped
 from tsdfm.errors import UserError
-from tsdfm.flow import reads_of, uniform
+from tsdfm.flow import Steps, reads_of, uniform
 from tsdfm.flow.logits import Reads
 from tsdfm.flow.noise import sent, uniforms
 from tsdfm.flow.walk import Walk
@@ -67,11 +66,11 @@ class OneRow:
         u = uniform(walk.noise, (*x.shape, 2), x.device)
         return self.made(walk, walk.at_once, [x, t, h, u])
 
-    def solve(self, walk: Walk, x: Tensor, points: Sequence[float]) -> Tensor:
-        """The text [1, L] after all steps along the times `points`: one recording for each number of steps."""
-        u = uniforms(walk.noise, len(points) - 1, (*x.shape, 2), x.device)
-        steps = [[a for a, _ in pairwise(points)], [b - a for a, b in pairwise(points)]]
-        times = sent(torch.tensor(steps, dtype=torch.float64), x.device)
+    def solve(self, walk: Walk, x: Tensor, steps: Steps) -> Tensor:
+        """The text [1, L] after all steps: one recording for each number of them."""
+        u = uniforms(walk.noise, len(steps), (*x.shape, 2), x.device)
+        when = [[a for a, _ in steps], [b - a for a, b in steps]]
+        times = sent(torch.tensor(when, dtype=torch.float64), x.device)
         return self.made(walk, walk.all_at_once, [x, times, u])
 
     def made(self, walk: Walk, work: Callable[..., list[Tensor]], inputs: list[Tensor]) -> Tensor:
@@ -112,10 +111,10 @@ class Pass:
         assert self.one is not None
         return self.one.step(walk, x, t, h)
 
-    def solve(self, walk: Walk, x: Tensor, points: Sequence[float]) -> Tensor:
+    def solve(self, walk: Walk, x: Tensor, steps: Steps) -> Tensor:
         """All steps of such a walk."""
         assert self.one is not None
-        return self.one.solve(walk, x, points)
+        return self.one.solve(walk, x, steps)
 
     @property
     def latent(self) -> bool:

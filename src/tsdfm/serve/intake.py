@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from tsdfm.errors import UserError
-from tsdfm.flow import grid_of, shape_logits
+from tsdfm.flow import shape_logits, steps_of
 from tsdfm.flow.noise import salt_of
 from tsdfm.methods import bound_of
 from tsdfm.samples.given import Asked, as_prompts, read_asked
@@ -118,7 +118,7 @@ class Intake(ABC):
         with blaming("jump"):
             jump = served.jump(ask.jump, "blind")
         with blaming("steps"):
-            grid_of(jump, steps)
+            steps_of(jump, steps)
         with blaming("guide"):
             served.jump(ask.jump, ask.guide)
         asked = self.asked(served, ask)

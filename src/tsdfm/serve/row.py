@@ -27,20 +27,20 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from tsdfm.flow.jump import Jump, Stops, stops
+from tsdfm.flow.jump import Jump, Steps, Stops, stops
 from tsdfm.flow.noise import sent
 from tsdfm.flow.walk import Model, Walk
 
 
 @dataclass(eq=False)
 class Row:
-    """One text being written, after `passes` passes along the times `points`: row `place` of a crowd.
+    """One text being written, after `passes` passes along its `steps`: row `place` of a crowd.
 
     `alike` is equal for rows whose jump is the same, and `shown` are the tokens that a watcher has seen.
     """
 
     jump: Jump
-    points: tuple[float, ...]
+    steps: Steps
     alike: str
     passes: int = 0
     taken: int = 0
@@ -49,12 +49,12 @@ class Row:
     crowd: Crowd = field(init=False, repr=False)
     place: int = 0
     last: int = field(init=False)
-    """The steps of its grid."""
+    """How many steps it takes."""
     shares: bool = field(init=False)
     """May it step beside others?"""
 
     def __post_init__(self) -> None:
-        self.last, self.shares = len(self.points) - 1, getattr(self.jump, "row_wise", False)
+        self.last, self.shares = len(self.steps), getattr(self.jump, "row_wise", False)
 
     @property
     def x(self) -> Tensor:
@@ -69,7 +69,7 @@ class Row:
     @property
     def t(self) -> float:
         """The time it has reached."""
-        return self.points[min(self.taken, self.last)]
+        return self.steps[self.taken - 1][1] if self.taken else self.steps[0][0]
 
     @property
     def alone(self) -> bool:
@@ -146,10 +146,10 @@ class Crowd:
     def solve(self) -> float | None:
         """All passes of a single row at once, if its model makes them so and none was made; their seconds."""
         row, began = self.rows[0], time.perf_counter()
-        model = None if row.taken else self.walk.whole(self.x, row.points)
+        model = None if row.taken else self.walk.whole(self.x, row.steps)
         if model is None:
             return None
-        self.x = model.solve(self.walk, self.x, row.points)
+        self.x = model.solve(self.walk, self.x, row.steps)
         row.passes = row.taken = row.last
         row.written = True
         return time.perf_counter() - began
@@ -212,7 +212,7 @@ def wait_for(mark: Any) -> None:
 
 def times(rows: Sequence[Row], device: torch.device) -> Tensor:
     """t and h of the next step of each row, [2, B] float64; the device is not waited for."""
-    steps = [row.points[row.taken : row.taken + 2] for row in rows]
+    steps = [row.steps[row.taken] for row in rows]
     return sent(torch.tensor([[a for a, _ in steps], [b - a for a, b in steps]], dtype=torch.float64), device)
 
 

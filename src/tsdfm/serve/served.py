@@ -16,7 +16,7 @@ from tsdfm.distil.midpoint import Energy
 from tsdfm.distil.stats import Stats
 from tsdfm.engine.precision import autocast
 from tsdfm.errors import UserError
-from tsdfm.flow import Jump, RowNoise, grid_of, reads_of
+from tsdfm.flow import Jump, RowNoise, reads_of, steps_of
 from tsdfm.flow.jump import remembers
 from tsdfm.flow.logits import Reads
 from tsdfm.flow.noise import JoinedNoise, sent
@@ -166,7 +166,7 @@ class Served:
             walk, x = walk.moved(self.device, self.allowed(walk.shaper.allowed)), sent(x, self.device)
         alike = f"{first.jump} {first.guide}"
         own = self.jump(first.jump, "blind")
-        return Crowd(walk, x, [Row(walk.jump, grid_of(own, start.steps), alike) for start in starts])
+        return Crowd(walk, x, [Row(walk.jump, steps_of(own, start.steps), alike) for start in starts])
 
     def allowed(self, sets: Tensor | None) -> Tensor | None:
         """The allowed tokens [sets, V] that all rows of this model share, on its device."""

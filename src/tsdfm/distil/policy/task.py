@@ -29,7 +29,7 @@ from tsdfm.engine.distributed import Processes
 from tsdfm.engine.task import Context
 from tsdfm.flow import Bound, RowNoise, solve
 from tsdfm.flow.jump import LeaveJump
-from tsdfm.flow.solver import grid_of
+from tsdfm.flow.solver import steps_of
 from tsdfm.judges.causal import CausalJudge
 from tsdfm.kernels.token_logs import token_logs
 from tsdfm.nn.velocity import VelocitySpec
@@ -153,7 +153,7 @@ class PolicyTask(BoundTask):
         k = asked.passes[int(plan.uniform((1,)) * len(asked.passes))]
         first = min(asked.first, k) - 1
         j = first + int(plan.uniform((1,)) * (k - first))
-        times, looks = grid_of(self.jump, k), Looks(model, self.spec)
+        steps, looks = steps_of(self.jump, k), Looks(model, self.spec)
         given = self.given(batch)
         trunk = RowNoise(self.seed, batch.rows, TRUNK_STREAM)
         z = torch.where(
@@ -161,7 +161,7 @@ class PolicyTask(BoundTask):
         )
         if j:
             held = batch.tokens
-            z = solve(looks, z, times[: j + 1], self.jump, trunk, part=True, given=given, given_tokens=held).tokens
+            z = solve(looks, z, steps[:j], self.jump, trunk, given=given, given_tokens=held).tokens
         many, each = asked.texts, torch.arange(asked.texts, device=batch.rows.device)
         noise = RowNoise(self.seed, (batch.rows[:, None] * many + each).flatten(), TEXT_STREAM)
         states: list[Tensor] = []
@@ -171,10 +171,8 @@ class PolicyTask(BoundTask):
                 states.append(x.clone())
 
         begun, given, held = (x.repeat_interleave(many, 0) for x in (z, given, batch.tokens))
-        x = solve(
-            looks, begun, times[j:], self.jump, noise, part=True, given=given, given_tokens=held, on_state=look
-        ).tokens
-        when = torch.tensor([times[j], times[j + 1] - times[j]], dtype=torch.float64, device=z.device)
+        x = solve(looks, begun, steps[j:], self.jump, noise, given=given, given_tokens=held, on_state=look).tokens
+        when = torch.tensor([steps[j][0], steps[j][1] - steps[j][0]], dtype=torch.float64, device=z.device)
         t, h = when[:, None].expand(2, len(z))
         return Tried(z, t, h, states[0], x, j + 1 == k, given)
 

@@ -8,6 +8,7 @@ the most popular token are the paper's; distinct-2 of the completions is ours.
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from statistics import fmean
 
 import torch
@@ -105,20 +106,19 @@ def walk(
         )
     if not steps:
         return x
-    points = [*(start + (end - start) * k / steps for k in range(steps)), end]
+    times = [*(start + (end - start) * k / steps for k in range(steps)), end]
     held = torch.arange(x.shape[1], device=x.device) < made.velocity.spec.anchor
     with autocast(made.bf16, made.velocity.device):
         return solve(
             made.velocity.reading(reads_of(jump)),
             x,
-            points,
+            tuple(pairwise(times)),
             jump,
             noise,
             given=held,
             given_tokens=x,
             temperature=asked.temperature,
             top_p=asked.top_p,
-            part=True,
         ).tokens
 
 
