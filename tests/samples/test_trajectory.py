@@ -57,6 +57,14 @@ def test_marks_by_hand() -> None:
     assert [state.tokens for state in (first, second, third)] == [state for state, _ in HAND.rows[0].states()]
 
 
+def test_a_revision_of_the_finished_text_is_a_state_of_its_own() -> None:
+    changes = [(0.0, 0.75, ((1, 4),)), (0.75, 0.25, ((1, 5),)), (0.75, 0.25, ((1, 6),)), (0.75, 0.25, ())]
+    row = Row((0, 1), (0,), tuple(Change(t, h, each, 0.5) for t, h, each in changes))
+    seen = list(row.replay())
+    assert [state.tokens[1] for state in seen] == [1, 4, 5, 6, 6]
+    assert [state.time for state in seen] == pytest.approx([0.0, 0.75, 1.0, 1.00001, 1.00002], abs=1e-9)
+
+
 def test_a_token_that_is_masked_again_is_replaced_and_then_new() -> None:
     steps = tuple(Change(i / 3, 1 / 3, ((0, token),), 0.5) for i, token in enumerate((5, 9, 6)))
     states = list(Row((9, 7), (1,), steps).replay(9))

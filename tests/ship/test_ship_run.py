@@ -171,6 +171,7 @@ def test_the_card(shipping: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     about.write_text("# My model\n\nTrained on | my diary, é. CC0.\n", encoding="utf-8")
     out = tmp_path / "with"
     more = ["--card", str(about), "--licence", "cc0-1.0", "--defaults.steps", "4", "--defaults.temperature", "0.8"]
+    more += ["--defaults.jump", "cumulative"]
     assert main(words(shipping, out, *more)) == 0
     said = capsys.readouterr().out
     total = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
@@ -186,7 +187,7 @@ def test_the_card(shipping: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
         assert f"| {role} | {member['stage']} | {member['parameters']:,} | 2 blocks of width 64, 2 heads |" in card
         assert f"`{member['sha256']}` | `{member['packed_from']}`" in card
         assert f"| {role} | {role} | origin, of theirs | 40 | 12,345 | loop.batch 32, optim.lr 0.25 |" in card
-    assert "writes 2 texts in 4 network passes each at temperature 0.8" in card
+    assert "writes 2 texts in 4 network passes each at temperature 0.8, by the jump `cumulative`." in card
     assert "has written nothing" in (shipping / "int8" / "card.md").read_text()
 
 

@@ -30,6 +30,7 @@ from tsdfm.store.schema import Count, checked
 from tsdfm.tokens.tokenizer import Tokenizer
 
 FORMAT = 1
+APART = 1e-5  # of time, between states that would be seen at once
 
 
 @dataclass(frozen=True)
@@ -77,16 +78,19 @@ class Row:
     def replay(self, mask: int | None = None) -> Iterator[State]:
         """Every state with its marks. A change is new where the start's noise (or a mask) was, and else a replacement.
 
-        A token that becomes [MASK] again counts as replaced, and its place as noise.
+        A token that becomes [MASK] again counts as replaced, and its place as noise. Times rise: a step that ends where
+        the one before it did, such as a revision of the finished text, is shown `APART` later.
         """
-        noise = set(range(len(self.start))) - set(self.given)
+        time, noise = 0.0, set(range(len(self.start))) - set(self.given)
         yield State(0.0, self.start, frozenset(), frozenset(), frozenset(noise), None, self.energy)
         for (tokens, changed), step in zip(list(self.states())[1:], self.steps, strict=True):
             erased = {place for place in changed if mask is not None and tokens[place] == mask}
             new = (changed & noise) - erased
             noise = (noise - changed) | erased
             marks = frozenset(new), frozenset(changed - new), frozenset(noise)
-            yield State(step.t + step.h, tokens, *marks, step.confidence, step.energy)
+            end = step.t + step.h
+            time = end if end > time else time + APART
+            yield State(time, tokens, *marks, step.confidence, step.energy)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -69,10 +69,11 @@ def networks(members: Mapping[str, Any]) -> str:
 def flow(manifest: Mapping[str, Any]) -> str:
     """The flow, the rows, and how the student is sampled."""
     spec, own = manifest["members"]["student"]["model"], manifest["defaults"]
+    by = "" if own["jump"] == "auto" else f", by the jump `{own['jump']}`"
     return (
         f"Source `{spec['source']}`, schedule `{spec['schedule']}`, rows of {spec['length']} tokens, a vocabulary of "
         f"{spec['vocab']:,}. Unless told otherwise, `tsdfm sample` writes {own['n']} texts in {own['steps']} network "
-        f"passes each at temperature {own['temperature']:g}."
+        f"passes each at temperature {own['temperature']:g}{by}."
     )
 
 
