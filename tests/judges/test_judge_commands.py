@@ -18,6 +18,17 @@ from tsdfm.judges.texts import read_texts
 STORIES = [render(SMALL.draw(random.Random(n))) for n in range(5)]
 
 
+@pytest.mark.parametrize(
+    ("name", "lines", "whole"),
+    [("made", True, False), ("made.json", True, False), ("made", False, True), ("made.txt", True, True)],
+)
+def test_a_file_of_another_name_is_read_by_what_it_holds(tmp_path: Path, name: str, lines: bool, whole: bool) -> None:
+    """`tsdfm sample --out made` writes JSON lines whatever the name; a `.txt` is texts whatever it holds."""
+    written = [json.dumps({"text": text, "seed": 0}) if lines else text for text in STORIES]
+    (tmp_path / name).write_text("\n".join(written))
+    assert read_texts(tmp_path / name).texts == (written if whole else STORIES)
+
+
 def test_scoring_two_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], documents: Path) -> None:
     good, bad, out = tmp_path / "good.jsonl", tmp_path / "bad.txt", tmp_path / "scores.json"
     good.write_text("".join(json.dumps({"text": text, "seed": 0}) + "\n" for text in STORIES))

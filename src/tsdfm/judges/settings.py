@@ -48,7 +48,7 @@ class JudgeScoreSettings(Settings):
         "world:small, storyteller:FOLDER, hub:NAME, a model's folder, a .gguf or .whl file, smollm2, or a judge run"
     )
     texts: tuple[Path, ...] = required(
-        "file of texts: .jsonl (field text, perhaps prefix) or .txt (one a line); - is stdin"
+        "file of texts: JSON lines (field text, perhaps prefix), or .txt, one a line; - is stdin"
     )
     limit: int | None = option(None, "read at most this many texts of each file", low=1)
     tokenizer: Path | None = option(None, "run or tokens folder whose tokenizer counts the texts' own tokens")

@@ -19,10 +19,11 @@ class Texts:
 
 def read_texts(path: str | Path, limit: int | None = None) -> Texts:
     """`.jsonl`: a JSON object a line with `text` and perhaps `prefix` (as `tsdfm sample --out` writes); `.txt`: a text
-    a line, blank lines left out. `-` is stdin, either of the two: JSON if its first line begins with a brace."""
+    a line, blank lines left out. A file of any other name is either of the two, and so is `-`, stdin: JSON if its first
+    line begins with a brace."""
     path = Path(path)
     filled = text_lines(path)[:limit]
-    if path.suffix != ".jsonl" and not (str(path) == "-" and filled[0][1].lstrip().startswith("{")):
+    if path.suffix == ".txt" or (path.suffix != ".jsonl" and not filled[0][1].lstrip().startswith("{")):
         return Texts([line for _, line in filled], None)
     rows = [_row(path, number, line) for number, line in filled]
     given = [prefix for _, prefix in rows]
