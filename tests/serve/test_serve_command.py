@@ -99,9 +99,7 @@ def test_the_shipped_model_answers_the_command_of_the_page() -> None:
         else:
             body = json.loads(words[words.index("-d") + 1])
             said = HTTP.post(f"{address}/v1/completions", json=body).text
-    wanted = load("tsdfm-stories").sample(
-        n=1, steps=8, seed=1, prefix="One day, a dog named Max was hungry.", batch=1, jump="late:2:1"
-    )
+    wanted = load("tsdfm-stories").sample(n=1, steps=8, seed=1, prefix="One day, a dog named Max was hungry.", batch=1)
     assert "One day, a dog named Max was hungry." + json.loads(said)["choices"][0]["text"] == wanted.texts[0]
 
 
