@@ -70,6 +70,19 @@ def test_bad_grids(times: list[float]) -> None:
         check_grid(times)
 
 
+def test_steps_by_themselves() -> None:
+    """A walk may be taken up anywhere, and go back; a step must lead on."""
+    source = Uniform(VOCAB)
+    x_0, noise = start(source, [0, 1])
+    jump, seen = CumulativeJump(Cosine(), source), list[Step]()
+    path = ((0.5, 0.75), (0.75, 1.0), (0.75, 1.0))
+    assert solve(RowModel(source), x_0, path, jump, noise, on_step=seen.append).nfe == 3
+    assert [(step.t, step.t + step.h) for step in seen] == list(path)
+    for wrong in ((0.5, 0.5), (0.5, 0.25), (-0.1, 0.5), (0.5, 1.1), (math.nan, 1.0)):
+        with pytest.raises(UserError, match="a later one"):
+            solve(RowModel(source), x_0, (wrong,), jump, noise)
+
+
 @every_jump
 @every_source
 @pytest.mark.parametrize("times", [1, 2, 7, [0.0, 0.01, 0.3, 0.95, 1.0]])

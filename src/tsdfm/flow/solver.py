@@ -77,8 +77,12 @@ def path_of(jump: Jump, times: int | Sequence[float] | Tensor | Steps) -> Steps:
     """The steps that are meant by their number, by a grid of times, or by themselves."""
     if isinstance(times, int):
         return steps_of(jump, times)
-    steps = [step for step in times if isinstance(step, tuple)]
-    return tuple(steps) if steps else check_grid(cast(Sequence[float], times))
+    if not isinstance(next(iter(times), None), tuple):
+        return check_grid(cast(Sequence[float], times))
+    for start, end in cast(Steps, times):
+        if not 0.0 <= start < end <= 1.0:
+            raise UserError(f"a step goes from a time of [0, 1] to a later one, not from {start} to {end}")
+    return tuple(cast(Steps, times))
 
 
 def check_grid(times: Sequence[float] | Tensor) -> Steps:
