@@ -43,18 +43,26 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 def states(model: str, steps: int, seed: int, prefix: str) -> list[str]:
     """Every state of a text as the page shows it, told by Python."""
     made = (TINY if model == "tiny" else MASKED).model
-    told = list[str]()
+    told = list[torch.Tensor]()
     made.sample(
         steps=steps, seed=seed, prefix=prefix, temperature=1.0, batch=1,
-        on_pass=lambda moment: told.append(shown(moment.tokens[0, 1:])),
+        on_pass=lambda moment: told.append(moment.tokens[0, 1:].clone()),
     )  # fmt: skip
-    return told
+    return [*map(shown, told[:-1]), whole(told[-1])]
 
 
 def shown(row: torch.Tensor) -> str:
     return "".join(
         "#" if t == 257 else "¶" if t == 256 else bytes([t]).decode("utf-8", "replace") for t in row.tolist()
     )
+
+
+def whole(row: torch.Tensor) -> str:
+    """As `shown`, but characters of several tokens are read: so the end of a text is shown."""
+    found = bytearray()
+    for token in row.tolist():
+        found += {256: "¶".encode(), 257: b"#"}.get(token, bytes([token % 256]))
+    return found.decode("utf-8", "replace")
 
 
 def link(server: tuple[str, Scheduler], **words: object) -> str:
@@ -128,7 +136,7 @@ def test_gaps_are_filled(server: tuple[str, Scheduler], page: Page) -> None:
     page.open(link(server, text="a {3} b"))
     page.until(DONE)
     (wanted,) = offline(TINY.model, Ask(model="tiny", infills=("a {3} b",), seed=3, temperature=1.0, steps=4))
-    assert page.do(SHOWN) == [shown(torch.tensor(wanted[1:]))]
+    assert page.do(SHOWN) == [whole(torch.tensor(wanted[1:]))]
 
 
 def test_escape_hangs_up_and_frees_the_rows(server: tuple[str, Scheduler], page: Page) -> None:
@@ -167,7 +175,7 @@ def test_the_button_stops_what_is_being_written(server: tuple[str, Scheduler], p
 
 def test_a_link_with_markup_is_text(server: tuple[str, Scheduler], page: Page) -> None:
     page.look(1200)
-    page.open(link(server, text="<i id=owned>", model="<img src=x onerror=owned=1>"))
+    page.open(link(server, text="<i id=owned>"))
     page.until(DONE)
     assert page.do(SHOWN)[0].startswith("<i id=owned>")
     assert page.do("[document.getElementById('owned'), document.querySelector('img'), typeof owned]") == [
@@ -176,6 +184,26 @@ def test_a_link_with_markup_is_text(server: tuple[str, Scheduler], page: Page) -
         "undefined",
     ]
     assert page.do("document.getElementById('curl').textContent").count("<i id=owned>") == 1
+
+
+def test_a_link_to_a_model_that_is_not_served_says_so_and_writes_nothing(
+    server: tuple[str, Scheduler], page: Page
+) -> None:
+    page.look(1200)
+    address = link(server, model="<img src=x onerror=owned=1>")
+    page.open(address)
+    page.until("!document.getElementById('problem').hidden")
+    assert "no model called <img src=x" in page.do("document.getElementById('problem').textContent")
+    assert page.do("[document.querySelector('img'), typeof owned, location.href]") == [None, "undefined", address]
+    assert page.do("document.querySelectorAll('.panel').length") == 0
+
+
+def test_characters_of_several_tokens_are_whole_in_the_end(server: tuple[str, Scheduler], page: Page) -> None:
+    page.look(1200)
+    page.open(link(server, text="é🙂"))
+    page.until(DONE)
+    assert page.do(SHOWN)[0].startswith("é🙂")
+    assert page.do(f"go(1), {SHOWN}")[0].startswith("\ufffd" * 6)
 
 
 def test_a_key_is_asked_for(page: Page) -> None:

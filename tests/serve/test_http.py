@@ -165,6 +165,45 @@ def test_templates_of_unlike_lengths_are_cut_each_by_its_own(server: Server) -> 
     assert made["choices"][1]["text"] == whole
 
 
+def test_what_a_template_gives_is_neither_counted_nor_searched(server: Server) -> None:
+    """`max_tokens` are written ones, wherever gaps are, and of a gap of several lengths the one that was chosen."""
+    (row,) = offline(MODEL.model, Ask(model="tiny", infills=("ab{2}cd{2}e",), seed=3))
+    for most, size in ((1, 3), (2, 6), (3, 7), (4, 9), (5, 10)):
+        made = post(server, infill="ab{2}cd{2}e", seed=3, max_tokens=most).json()
+        assert made["choices"][0]["text"] == MODEL.model.tokenizer.decode(row[1 : 1 + size])
+        assert (made["usage"]["prompt_tokens"], made["usage"]["completion_tokens"]) == (5, most)
+    made = post(server, infill="ab{2}cd{2}e", seed=3, stop=["b", "d"]).json()
+    assert made["choices"][0]["text"] == MODEL.model.tokenizer.decode(row[1:7]).removesuffix("d")
+    (row,) = offline(MODEL.model, Ask(model="tiny", infills=("a{1-6}b",), seed=3))
+    cut = [post(server, infill="a{1-6}b", seed=3, max_tokens=most).json()["choices"][0]["text"] for most in range(1, 7)]
+    assert any(
+        cut == [MODEL.model.tokenizer.decode(row[1 : 2 + most + (most >= size)]) for most in range(1, 7)]
+        for size in range(1, 7)
+    )
+
+
+def test_none_is_the_default(server: Server) -> None:
+    asked = {"prompt": "Mia", "seed": 3}
+    names = (
+        "n",
+        "steps",
+        "temperature",
+        "top_p",
+        "jump",
+        "guide",
+        "stream",
+        "stream_options",
+        "max_tokens",
+        "stop",
+        "echo",
+    )
+    assert post(server, **asked, **dict.fromkeys(names)).json()["choices"] == post(server, **asked).json()["choices"]
+    told = events(
+        post(server, **asked, stream=True, stream_options={"include_usage": None, "include_obfuscation": False})
+    )
+    assert "usage" not in told[-1] or told[-1]["usage"] is None
+
+
 def test_without_a_seed_the_answer_names_one(server: Server) -> None:
     one, two = post(server, prompt="a").json(), post(server, prompt="a").json()
     assert one["seed"] != two["seed"]
@@ -176,7 +215,7 @@ MALFORMED: list[tuple[Any, str | None]] = [  # what is sent, and the field that 
     *[({name: bad}, name) for name, bads in {
         "model": (None, 3, ["tiny"]),
         "prompt": (3, [], [1, 2], [["a"]], {"a": 1}, LONG, "\ud800", [LONG, "a"], [""] * 300, [1] * 5000),
-        "n": (0, -1, 5, 1.5, "1", None, True),
+        "n": (0, -1, 5, 1.5, "1", True),
         "steps": (0, -1, 501, 2.5, "4", [4]),
         "seed": (2**63, -(2**63) - 1, 1.5, "1"),
         "temperature": (-0.1, 11, "warm", [1]),
@@ -220,7 +259,8 @@ def test_refusals_say_what_is_wrong(server: Server) -> None:
         ({"prompt": []}, "prompt: List should have at least 1 item after validation, not 0"),
         ({"prompt": ["a", 2]}, "prompt.1: Input should be a valid string"),
         ({"suffix": "end"}, "suffix: is not known here: leave it out"),
-        ({"stream_options": {"more": 1}}, "stream_options: Extra inputs are not permitted"),
+        ({"stream_options": {"more": 1}}, "stream_options.more: Extra inputs are not permitted"),
+        ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage: Input should be a valid boolean"),
     ):
         assert post(server, **body).json()["error"]["message"] == said
     answer = HTTP.post(
@@ -335,6 +375,32 @@ def test_a_key() -> None:
                         client.completions.create(model="tiny", prompt="a")
 
 
+def test_what_the_guard_refuses_is_counted_and_may_be_read_by_pages_that_may_ask() -> None:
+    with listening(MODEL, api_key="sesame", origins=("https://a.example",), max_body=100) as made:
+        origin, key = {"Origin": "https://a.example"}, {"Authorization": "Bearer sesame"}
+        one = HTTP.get(f"{made[0]}/v1/models", headers=origin)
+        two = HTTP.post(f"{made[0]}/v1/completions", content=b" " * 200, headers=origin | key)
+        three = HTTP.get(f"{made[0]}/healthz", headers=origin | {"Host": "evil.example"})
+        assert [answer.status_code for answer in (one, two, three)] == [401, 413, 403]
+        assert {answer.headers["access-control-allow-origin"] for answer in (one, two, three)} == {"https://a.example"}
+        told = HTTP.get(f"{made[0]}/metrics").text
+        assert all(f'tsdfm_requests_total{{path="other",status="{status}"}} 1.0' in told for status in (401, 413, 403))
+        assert HTTP.head(f"{made[0]}/healthz").status_code == 200
+        assert 'path="/healthz",status="200"' in HTTP.get(f"{made[0]}/metrics").text
+
+
+def test_the_document_has_the_answers_that_there_are(server: Server) -> None:
+    made = HTTP.get(f"{server[0]}/openapi.json").json()
+    statuses = {path: set(next(iter(ways.values()))["responses"]) for path, ways in made["paths"].items()}
+    assert not any(known & {"422", "401"} for known in statuses.values())
+    assert {"400", "404", "429", "503", "504"} <= statuses["/v1/completions"]
+    assert set(made["paths"]["/healthz"]["get"]["responses"]["503"]["content"]) == {"text/plain"}
+    assert set(made["paths"]["/healthz"]["get"]["responses"]["403"]["content"]) == {"application/json"}
+    with listening(MODEL, api_key="sesame") as locked:
+        made = HTTP.get(f"{locked[0]}/openapi.json").json()
+        assert "401" in made["paths"]["/v1/models"]["get"]["responses"]
+
+
 def test_health_and_metrics(server: Server) -> None:
     post(server, prompt="a", seed=1)
     assert HTTP.get(f"{server[0]}/healthz").text == "ok\n"
@@ -354,6 +420,8 @@ def test_a_full_queue_is_429_and_says_when_to_come_back() -> None:
         answer = post(made, prompt="a")
         assert answer.status_code == 429
         assert int(answer.headers["retry-after"]) >= 1
+        made[1].tally.busy, made[1].tally.rows = 1e9, 1  # passes that take for ever: nothing outlives the deadline
+        assert post(made, prompt="a").headers["retry-after"] == "600"
 
 
 def test_a_deadline_is_504() -> None:

@@ -10,7 +10,10 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
+import h11
 import httpx
 import pytest
 from http_parts import listening
@@ -18,7 +21,7 @@ from serve_parts import gate, offline, running, served
 
 from tsdfm.serve.desk import BEHIND, Told
 from tsdfm.serve.jobs import Ask, Seen
-from tsdfm.serve.patience import impatient
+from tsdfm.serve.patience import impatient, patient
 from tsdfm.serve.served import Served
 from tsdfm.serve.settings import ServeSettings
 from tsdfm.settings import range_of
@@ -123,6 +126,42 @@ def test_connections_without_a_request_are_cut_and_others_are_not() -> None:
                 time.sleep(0.01)
         hold.set()
         assert waits.result(600).status_code == 200  # it waited for longer than the others could
+
+
+def test_a_connection_that_is_used_is_not_cut() -> None:
+    """It is cut when no request came between two looks, and not when one did, though both looks find it waiting."""
+    cut, looks = list[int](), list[Any]()
+    line = object.__new__(patient(10.0))
+    line.conn = SimpleNamespace(their_state=h11.IDLE)
+    line.transport = SimpleNamespace(abort=lambda: cut.append(1))
+    line.loop = SimpleNamespace(call_later=lambda seconds, look: looks.append((seconds, look)))
+    line.connections, line.cycle = {line}, None
+    line.look()
+    for number in range(3):
+        line.cycle = SimpleNamespace(response_complete=True, number=number)
+        seconds, look = looks.pop()
+        assert seconds == 10.0
+        look()
+    assert cut == []
+    looks.pop()[1]()
+    assert (cut, looks) == ([1], [])
+
+
+def test_a_body_that_comes_a_byte_at_a_time_does_not_hold_a_connection() -> None:
+    with listening(MODEL, deadline=0.5) as (address, _):
+        place = (address.removeprefix("http://").split(":")[0], int(address.rpartition(":")[2]))
+        with socket.create_connection(place, timeout=600) as slow:
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: {address.removeprefix('http://')}\r\n"
+            slow.sendall(f"{head}Content-Type: application/json\r\nContent-Length: 100000\r\n\r\n".encode())
+            slow.setblocking(False)
+            told = b""
+            while not told:
+                with contextlib.suppress(ConnectionError):
+                    slow.sendall(b" ")
+                time.sleep(0.01)
+                with contextlib.suppress(BlockingIOError):
+                    told = slow.recv(4096)
+        assert b" 408 " in told
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="no such timeout on this system")

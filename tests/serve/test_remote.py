@@ -21,7 +21,7 @@ import processes  # noqa: F401 (its server has torch loaded)
 from tsdfm.errors import UserError
 from tsdfm.serve.app import create_app
 from tsdfm.serve.intake import Limits
-from tsdfm.serve.jobs import Ask, Busy, Closing, Late, Seen
+from tsdfm.serve.jobs import Ask, Broken, Busy, Closing, Late, Seen
 from tsdfm.serve.remote import Remote
 from tsdfm.serve.served import Served
 from tsdfm.serve.settings import ServeSettings
@@ -129,7 +129,7 @@ def test_devices_share_requests_and_one_that_dies_is_noticed() -> None:
                 job.done.result(600)
         health = TestClient(create_app(remote, ServeSettings())[0]).get("/healthz")
         assert (health.status_code, "exit code -9" in health.text) == (503, True)
-        with pytest.raises(Closing):
+        with pytest.raises(Broken, match="exit code -9"):
             remote.submit(Ask(model="tiny"))
 
 

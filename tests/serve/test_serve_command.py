@@ -25,6 +25,8 @@ from tiny_nets import save_run, tiny_spec
 from processes import Child
 from tsdfm import load
 from tsdfm.cli import main
+from tsdfm.errors import UserError
+from tsdfm.serve.run import listening
 
 HTTP = httpx.Client(timeout=600, verify=False)
 
@@ -156,3 +158,9 @@ def test_an_empty_key_is_refused(
 def test_what_is_missing_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert "pip install 'tsdfm[serve]'" in refused(capsys)
+
+
+def test_a_port_that_another_server_will_listen_at_is_taken() -> None:
+    sock = listening("127.0.0.1", 0)
+    with sock, pytest.raises(UserError, match="choose another"):
+        listening("127.0.0.1", sock.getsockname()[1])

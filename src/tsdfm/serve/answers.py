@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import time
 import uuid
@@ -29,27 +30,32 @@ class Answer:
     id: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def given(self, index: int) -> list[int]:
-        """The places that are given of text `index`, without the anchor; of several lengths, of the first."""
-        anchor = self.served.model.velocity.spec.anchor
-        row = self.job.asked.row(self.job.numbers.index(index), torch.device("cpu"))
-        places: list[int] = [] if row is None else row.held[0, anchor:].nonzero().flatten().tolist()
+    def given(self, row: int) -> list[int]:
+        """The places that are given of a row of the job, without the anchor."""
+        anchor, given = self.served.model.velocity.spec.anchor, self.job.asked.row(row, torch.device("cpu"))
+        places: list[int] = [] if given is None else given.held[0, anchor:].nonzero().flatten().tolist()
         return places
 
     def choice(self, index: int, text: Text) -> tuple[Choice, int, int]:
-        """A text, the tokens that were given of it and those that were written."""
+        """A text, the tokens that were given of it and those that were written.
+
+        It ends before the written token that would be one too many. What is given at its beginning is searched for no
+        `stop`.
+        """
         model, anchor = self.served.model, self.served.model.velocity.spec.anchor
-        known = len(self.given(index))
-        row = text.tokens[anchor:]
-        row = row if self.most is None else row[: known + self.most]
+        row, given = text.tokens[anchor:], set(self.given(text.row))
+        free = [place for place in range(len(row)) if place not in given]
+        if self.most is not None and len(free) > self.most:
+            row = row[: free[self.most]]
         ended = bool(anchor) and bool(row) and row[-1] == model.tokenizer.end_of_text
-        whole, prompt = model.text(torch.tensor(row)), self.prompt(index)
+        begun = row[: free[0]] if free else row
+        whole, first = model.text(torch.tensor(row)), self.prompt(index) or model.text(torch.tensor(begun))
         if not self.echo:
-            whole = whole[len(prompt) :] if whole.startswith(prompt) else model.text(torch.tensor(row[known:]))
-        cuts = [place for word in self.stop if (place := whole.find(word, len(prompt) if self.echo else 0)) >= 0]
+            whole = whole[len(first) :] if whole.startswith(first) else model.text(torch.tensor(row[len(begun) :]))
+        cuts = [place for word in self.stop if (place := whole.find(word, len(first) if self.echo else 0)) >= 0]
         whole = whole[: min(cuts)] if cuts else whole
         choice = Choice(index=index, text=whole, finish_reason="stop" if cuts or ended else "length")
-        return choice, known, len(row) - known
+        return choice, len(given), sum(place < len(row) for place in free)
 
     def prompt(self, index: int) -> str:
         """What text `index` was asked to begin with."""
@@ -94,10 +100,26 @@ class Answer:
         empty = Choice(index=seen.index, text="", finish_reason=None)
         return event({**self.frame([empty]).model_dump(), "provisional": {**about, "changes": changes}})
 
+    def pieces(self, text: Text) -> list[str]:
+        """What each place of a text has to say: a character of several tokens stands at the last of them."""
+        tokenizer, spec = self.served.model.tokenizer, self.served.model.velocity.spec
+        reader, found = codecs.getincrementaldecoder("utf-8")("replace"), [""]
+        for token in text.tokens[spec.anchor :]:
+            if token == tokenizer.end_of_text or token >= spec.vocab:  # these are no part of any character
+                found[-1] += reader.decode(b"", final=True)
+                found.append("")
+            else:
+                found.append(reader.decode(tokenizer.decode_bytes([token])))
+        found[-1] += reader.decode(b"", final=True)
+        return found[1:]
+
     def ending(self, texts: list[Text], usage: bool) -> list[str]:
         """The last events: each text in one piece, what it took if that was asked for, and the end."""
         whole = self.completion(texts)
-        last = [event(self.frame([choice]).model_dump()) for choice in whole.choices]
+        last = [
+            event({**self.frame([choice]).model_dump(), "pieces": self.pieces(text)})
+            for choice, text in zip(whole.choices, texts, strict=True)
+        ]
         return [*last, *([event(self.frame([], whole.usage).model_dump())] if usage else []), DONE]
 
 

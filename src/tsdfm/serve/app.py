@@ -14,6 +14,7 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, Response
 from fastapi.security import HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
 
 from tsdfm import __version__
 from tsdfm.errors import UserError
@@ -43,7 +44,8 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 EVENT = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}
 STREAM = {"content": {"text/event-stream": {"schema": EVENT}}, "description": "texts, or a stream of their passes"}
-ERRORS[400]["content"] = {"text/plain": {"schema": {"type": "string"}}}  # of what is not even HTTP
+TEXT = {"text/plain": {"schema": {"type": "string"}}}
+ERRORS[400]["content"] = TEXT  # of what is not even HTTP
 
 
 def taking(shape: type, answer: Callable[[Request, Any], Awaitable[Response]]) -> Callable[..., Awaitable[Response]]:
@@ -56,17 +58,24 @@ def taking(shape: type, answer: Callable[[Request, Any], Awaitable[Response]]) -
     return endpoint
 
 
-def create_app(scheduler: Intake, settings: ServeSettings) -> tuple[FastAPI, Guard]:
-    """The application, and the same behind its guard, which is what is served."""
+def create_app(scheduler: Intake, settings: ServeSettings) -> tuple[FastAPI, ASGIApp]:
+    """The application, and the same behind its guard, which is what is served.
+
+    What the guard refuses is counted too, and pages of the origins that may ask can read it.
+    """
 
     @contextlib.asynccontextmanager
     async def alive(_: FastAPI) -> AsyncIterator[None]:
         yield
         await asyncio.to_thread(scheduler.close)
 
-    app = FastAPI(title="tsdfm", version=__version__, lifespan=alive, docs_url=None, redoc_url=None, responses=ERRORS)
+    app = FastAPI(title="tsdfm", version=__version__, lifespan=alive, docs_url=None, redoc_url=None)
     registry, desk = CollectorRegistry(), Desk(scheduler, cards_of(scheduler))
-    kept = APIRouter(dependencies=[Depends(HTTPBearer(auto_error=False))] if settings.api_key is not None else [])
+    locked = settings.api_key is not None
+    kept = APIRouter(
+        dependencies=[Depends(HTTPBearer(auto_error=False))] if locked else [],
+        responses={status: about for status, about in ERRORS.items() if locked or status != 401},
+    )
     registry.register(Counts(scheduler))
     completion, infill = requests(settings, list(scheduler.models))
     for path, shape, answer in (
@@ -80,11 +89,29 @@ def create_app(scheduler: Intake, settings: ServeSettings) -> tuple[FastAPI, Gua
     app.include_router(kept)
     health(app, scheduler, registry)
     refuse(app)
+    describe(app)
     pages(app)
+    guarded = Guard(app, settings.names, settings.api_key, settings.max_body, settings.deadline)
+    counted: ASGIApp = Metrics(guarded, registry)
     if settings.origins:
-        app.add_middleware(CORSMiddleware, allow_origins=settings.origins, allow_methods=["*"], allow_headers=["*"])
-    guarded = Metrics(app, registry)
-    return app, Guard(guarded, settings.names, settings.api_key, settings.max_body, settings.deadline)
+        return app, CORSMiddleware(counted, settings.origins, allow_methods=["*"], allow_headers=["*"])
+    return app, counted
+
+
+def describe(app: FastAPI) -> None:
+    """Its document without the status 422 that FastAPI gives for wrong fields, which is 400 here."""
+    made = app.openapi
+
+    def document() -> dict[str, Any]:
+        about = made()
+        for path in about["paths"].values():
+            for way in path.values():
+                way["responses"].pop("422", None)
+        for shape in ("HTTPValidationError", "ValidationError"):
+            about["components"]["schemas"].pop(shape, None)
+        return about
+
+    app.openapi = document  # type: ignore[method-assign]
 
 
 def cards(router: APIRouter, desk: Desk) -> None:
@@ -103,18 +130,26 @@ def cards(router: APIRouter, desk: Desk) -> None:
 
 def health(app: FastAPI, scheduler: Intake, registry: CollectorRegistry) -> None:
     """The paths that tell how the server is."""
+    said = {"application/json": {"schema": {"$ref": f"#/components/schemas/{ErrorAnswer.__name__}"}}}
+    told: dict[int | str, dict[str, Any]] = {
+        400: {"description": "it is not HTTP", "content": TEXT},
+        403: {"description": ERRORS[403]["description"], "content": said},
+        413: {"description": ERRORS[413]["description"], "content": said},
+        500: {"description": ERRORS[500]["description"], "content": said},
+    }
+    not_now: dict[int | str, dict[str, Any]] = {503: {"description": "broken down, or not ready", "content": TEXT}}
 
-    @app.get("/healthz", response_class=PlainTextResponse)
+    @app.get("/healthz", response_class=PlainTextResponse, responses={**told, **not_now})
     async def healthz() -> Response:
         broken = scheduler.broken
         return PlainTextResponse(f"broken: {broken}\n" if broken else "ok\n", 503 if broken else 200)
 
-    @app.get("/readyz", response_class=PlainTextResponse)
+    @app.get("/readyz", response_class=PlainTextResponse, responses={**told, **not_now})
     async def readyz() -> Response:
         ready = scheduler.ready
         return PlainTextResponse("ready\n" if ready else "not ready\n", 200 if ready else 503)
 
-    @app.get("/metrics", response_class=PlainTextResponse)
+    @app.get("/metrics", response_class=PlainTextResponse, responses=told)
     async def metrics() -> Response:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
@@ -128,17 +163,27 @@ def pages(app: FastAPI) -> None:
     app.add_api_route("/docs", lambda: HTMLResponse(docs(app.openapi()), headers=plain), **shown)  # type: ignore[arg-type]
 
 
-def wrong_field(errors: Sequence[Any]) -> tuple[list[str], str]:
-    """The first field that is wrong, with the places in it, and why. A field of several shapes has an error for each.
+def inside(body: Any, places: Sequence[Any]) -> list[str]:
+    """Those of the places of an error that are places of the body; others name one of several shapes."""
+    found = []
+    for place in places:
+        if (isinstance(body, dict) and place in body) or (isinstance(body, list) and isinstance(place, int)):
+            found.append(str(place))
+            body = body[place]
+    return found
 
-    What was sent has the shape whose error is not about its type, or lies deepest.
+
+def wrong_field(errors: Sequence[Any], body: Any) -> tuple[list[str], str]:
+    """The first field of a body that is wrong, with the places in it, and why. One of several shapes has an error for
+    each: what was sent has the shape whose error is not about its type, or lies deepest.
     """
     own = [error for error in errors if error["loc"][:2] == errors[0]["loc"][:2]]
     found = max(own, key=lambda error: (not error["type"].endswith("_type"), len(error["loc"])))
     if found["type"] == "json_invalid":
         return [], found["msg"]
-    name, *inside = found["loc"][1:] or [None]
-    where = [] if name is None else [str(name), *(str(part) for part in inside if isinstance(part, int))]
+    name, *rest = found["loc"][1:] or [None]
+    held = body.get(name) if isinstance(body, dict) else None
+    where = [] if name is None else [str(name), *inside(held, rest)]
     return where, "is not known here: leave it out" if found["type"] == "none_required" else found["msg"]
 
 
@@ -146,7 +191,7 @@ def refuse(app: FastAPI) -> None:
     """What goes wrong, as an error of OpenAI's shape."""
 
     async def field(request: Request, problem: Any) -> Response:
-        where, what = wrong_field(problem.errors())
+        where, what = wrong_field(problem.errors(), problem.body)
         if not where and "json" not in request.headers.get("content-type", ""):
             what = "send it with Content-Type: application/json"
         return refusal(400, f"{'.'.join(where) or 'the body'}: {what}", param=where[0] if where else None)

@@ -64,13 +64,13 @@ class Desk:
             return refusal(400, "give either a prompt or an infill template, not both", param="infill")
         ask = body.ask(drawn(body.seed), prefixes=listed(body.prompt), infills=listed(body.infill))
         stop, echo = listed(body.stop), bool(body.echo) or body.infill is not None
-        usage = body.stream_options is not None and body.stream_options.include_usage
+        usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         return await self.write(request, ask, bool(body.stream), usage, most=body.max_tokens, stop=stop, echo=echo)
 
     async def infill(self, request: Request, body: InfillFields) -> Response:
         """`POST /v1/infill`."""
         ask = body.ask(drawn(body.seed), infills=listed(body.template))
-        usage = body.stream_options is not None and body.stream_options.include_usage
+        usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         return await self.write(request, ask, bool(body.stream), usage)
 
     async def write(self, request: Request, ask: Ask, stream: bool, usage: bool, **how: Any) -> Response:

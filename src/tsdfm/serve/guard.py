@@ -56,7 +56,10 @@ class Guard:
         if refused is not None:
             return await refused(scope, receive, send)
         asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope  # uvicorn leaves out the body
-        return await self.app(asked, self.limited(receive), send)
+        try:
+            return await self.app(asked, self.limited(receive), send)
+        finally:
+            scope["route"] = asked.get("route")  # for who counts requests by their routes
 
     def look(self, scope: Message) -> Response | None:
         """The refusal of a request, by its headers."""
@@ -75,15 +78,15 @@ class Guard:
         return None
 
     def limited(self, receive: Receive) -> Receive:
-        """The same, up to the largest body, and without patience for one that does not come."""
-        size, whole = 0, False
+        """The same, up to the largest body, and without patience for one that does not come to its end."""
+        size, whole, until = 0, False, asyncio.get_running_loop().time() + self.patience
 
         async def more() -> Message:
             nonlocal size, whole
             if whole:
                 return await receive()
             try:
-                async with asyncio.timeout(self.patience):
+                async with asyncio.timeout_at(until):
                     message = await receive()
             except TimeoutError:
                 raise HTTPException(408, "the request did not come to its end") from None

@@ -18,7 +18,7 @@ from tsdfm.flow import shape_logits, steps_of
 from tsdfm.flow.noise import salt_of
 from tsdfm.methods import bound_of
 from tsdfm.samples.given import Asked, as_prompts, read_asked
-from tsdfm.serve.jobs import Ask, Job, Late, Refused, Seen, blaming
+from tsdfm.serve.jobs import Ask, Broken, Closing, Job, Late, Refused, Seen, blaming
 from tsdfm.serve.served import Served
 
 NOTHING = torch.zeros(1, 1)
@@ -148,11 +148,19 @@ class Intake(ABC):
                 raise UserError(f"a model of {spec.method} has no bound to choose a gap's length by: give one length")
         return asked
 
+    def closed(self) -> Closing | Broken:
+        """Why nothing new is taken."""
+        broken = self.broken is not None
+        return Broken(f"the server has broken down: {self.broken}") if broken else Closing("the server is going down")
+
     def late(self) -> Late:
         """What is said of a request whose time is over."""
         return Late(f"the request was not done within {self.limits.deadline:g} s")
 
     def pause(self, passes: float, devices: int) -> int:
-        """Whole seconds that so many passes of rows take on so many devices, by what passes have taken so far."""
+        """Whole seconds that so many passes of rows take on so many devices, by what passes have taken so far.
+
+        No more than the deadline, which ends whatever is before a request in the queue.
+        """
         pace = self.tally.busy / self.tally.rows if self.tally.rows else 0.0
-        return max(1, math.ceil(passes * pace / devices))
+        return max(1, math.ceil(min(passes * pace / devices, self.limits.deadline)))

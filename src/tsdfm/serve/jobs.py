@@ -71,10 +71,11 @@ class Ask:
 
 @dataclass(frozen=True)
 class Text:
-    """A finished text: its tokens with the anchor, and the passes that were made for it."""
+    """A finished text: its tokens with the anchor, the passes made for it, and which of its job's rows it is."""
 
     tokens: list[int]
     passes: int
+    row: int
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ class Job:
         rows = range(len(numbers))
         best = kept(numbers, [self.scores.get(row, 0.0) for row in rows])
         made = {number: sum(self.finished[row][1] for row in rows if numbers[row] == number) for number in set(numbers)}
-        self.give([Text(self.finished[row][0], made[numbers[row]]) for row in best])
+        self.give([Text(self.finished[row][0], made[numbers[row]], row) for row in best])
 
     def give(self, texts: list[Text]) -> None:
         """It ends with its texts."""

@@ -12,14 +12,14 @@ HEAD = 10.0  # seconds between two looks at a connection
 
 
 def patient(seconds: float) -> type[H11Protocol]:
-    """The protocol of connections that are cut when they wait for the head of a request at two looks in a row.
+    """The protocol of connections that are cut when at two looks in a row they wait for the head of the same request.
 
     uvicorn ends those that send nothing after an answer, but not those that send nothing before one, or a byte at a
     time: each of them would hold a descriptor for ever.
     """
 
     class Patient(H11Protocol):
-        idle = False
+        behind: tuple[object] | None = None  # the request after which it waited for the next at the last look
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -28,8 +28,8 @@ def patient(seconds: float) -> type[H11Protocol]:
         def look(self) -> None:
             """Cut it, or look again."""
             answered = self.cycle is None or self.cycle.response_complete
-            before, self.idle = self.idle, answered and self.conn.their_state is h11.IDLE
-            if before and self.idle:
+            before, self.behind = self.behind, (self.cycle,) if answered and self.conn.their_state is h11.IDLE else None
+            if before is not None and before == self.behind:
                 self.transport.abort()
             elif self in self.connections:
                 self.loop.call_later(seconds, self.look)

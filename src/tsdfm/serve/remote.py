@@ -116,7 +116,7 @@ class Writing:
         job.done.add_done_callback(lambda _: self.over(key, job))
         try:
             self.scheduler.take(job)
-        except Closing as problem:  # it has broken down
+        except (Closing, Broken) as problem:
             job.fail(problem)
 
     def tell(self, key: int, kind: str, *about: Any) -> None:
@@ -233,7 +233,7 @@ class Remote(Intake):
         rows = len(job.asked.numbers)
         with self.lock:
             if self.closing:
-                raise Closing("the server is going down")
+                raise self.closed()
             device = min(self.devices, key=lambda device: device.load)
             if self.queued + min(rows, max(0, device.load + rows - self.limits.rows)) > self.limits.queue:
                 jobs = [job for device in self.devices for job in device.jobs.values()]
@@ -299,7 +299,7 @@ class Remote(Intake):
             self.broken, self.closing = RuntimeError(problem), True
             jobs = [job for device in self.devices for job in device.jobs.values()]
         for job in jobs:
-            job.fail(Broken(f"the server has broken down: {problem}"))
+            job.fail(self.closed())
 
     def close(self, *, wait: bool = True) -> None:
         """Take nothing new, write what is there to its end, and stop; without `wait`, give it up."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tsdfm.serve.served import Served
 
 KEY = "TSDFM_API_KEY"
+BACKLOG = 2048  # connections that wait until the server is there; uvicorn says the same
 
 
 def run(settings: ServeSettings) -> None:
@@ -101,6 +102,7 @@ def listening(host: str, port: int) -> socket.socket:
         sock = socket.socket(found[0][0], socket.SOCK_STREAM)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(found[0][4])
+        sock.listen(BACKLOG)  # else another server could take the port until this one has loaded
     except OSError as problem:
         raise UserError(f"cannot listen at {host}, port {port} ({problem.strerror}): choose another") from None
     return sock

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from tsdfm.serve.intake import Intake, Limits
-from tsdfm.serve.jobs import Broken, Busy, Closing, Job, Place
+from tsdfm.serve.jobs import Busy, Job, Place
 from tsdfm.serve.served import Served
 from tsdfm.serve.worker import Worker
 
@@ -58,7 +58,7 @@ class Scheduler(Intake):
         """Put the rows of a job into the queue."""
         with self.changed:
             if self.closing:
-                raise Closing("the server is going down")
+                raise self.closed()
             rows = len(job.asked.numbers)
             if len(self.waiting) + rows > self.limits.queue:
                 left = sum(place.job.steps for place in self.waiting)
@@ -71,7 +71,7 @@ class Scheduler(Intake):
         with self.changed:
             self.broken, self.closing = problem, True
             for place in [*self.waiting, *(place for worker in self.workers for place in worker.places)]:
-                place.job.fail(Broken(f"the server has broken down: {problem}"))
+                place.job.fail(self.closed())
             self.changed.notify_all()
 
     def close(self, *, wait: bool = True) -> None:

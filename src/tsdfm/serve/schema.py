@@ -21,7 +21,8 @@ class StreamOptions(BaseModel):
     """OpenAI's options of a stream."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
-    include_usage: bool = False
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
 
 
 class Writing(BaseModel):
@@ -29,7 +30,7 @@ class Writing(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
     model: str
-    n: int = 1
+    n: int | None = None
     steps: int | None = None
     seed: Annotated[int, Field(ge=-SEED, lt=SEED)] | None = Field(None, description="none: one that the answer names")
     temperature: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)] | None = Field(
@@ -38,8 +39,8 @@ class Writing(BaseModel):
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = Field(
         None, description="keep the most likely tokens up to this share"
     )
-    jump: Annotated[str, Field(max_length=100)] = Field("auto", description="how a state moves")
-    guide: GUIDES = Field("blind", description="navigate every step by the model's compass")
+    jump: Annotated[str, Field(max_length=100)] | None = Field(None, description="how a state moves")
+    guide: GUIDES | None = Field(None, description="navigate every step by the model's compass")
     stream: bool | None = Field(None, description="every pass as an event, then the text")
     stream_options: StreamOptions | None = None
     user: str | None = Field(None, description="taken, and not looked at")
@@ -47,7 +48,7 @@ class Writing(BaseModel):
     def ask(self, seed: int, **given: Any) -> Ask:
         """The request as the scheduler takes it."""
         dials = {"temperature": self.temperature, "top_p": 1.0 if self.top_p is None else self.top_p}
-        how = {"n": self.n, "steps": self.steps, "jump": self.jump, "guide": self.guide}
+        how = {"n": self.n or 1, "steps": self.steps, "jump": self.jump or "auto", "guide": self.guide or "blind"}
         return Ask(model=self.model, seed=seed, **how, **dials, **given)  # type: ignore[arg-type]
 
 
@@ -81,7 +82,10 @@ def requests(settings: ServeSettings, names: list[Any]) -> tuple[type[Completion
     """Both with this server's models and limits, as its OpenAPI document shows them."""
     own: dict[str, Any] = {
         "model": (str, Field(json_schema_extra={"enum": names}, description="one of /v1/models")),
-        "n": (Annotated[int, Field(ge=1, le=settings.max_n)], Field(1, description="texts for each prompt")),
+        "n": (
+            Annotated[int, Field(ge=1, le=settings.max_n)] | None,
+            Field(None, description="texts for each prompt; none: 1"),
+        ),
         "steps": (
             Annotated[int, Field(ge=1, le=settings.max_steps)] | None,
             Field(None, description="network passes for each text; none: the model's own"),

@@ -41,7 +41,7 @@ function begin(asked, number) {
   const step = html("small"), text = html("p", {class: "text", "aria-busy": "true"});
   const head = html("h4", {}, html("span", {}, ask.model), step);
   const box = html("article", {class: `panel going s${[3, 1][number]}`, "aria-label": `${ask.model}, ${ask.steps} passes`}, head, text);
-  return {ask, path, body, stop, step, text, box, card, states: [], pieces: {}, mask: null, given: [], final: null, done: false};
+  return {ask, path, body, stop, step, text, box, card, states: [], pieces: {}, mask: null, given: [], whole: null, done: false};
 }
 
 /** A pass becomes a state: what was noise and changed is new, what had been written before is replaced. */
@@ -77,7 +77,7 @@ async function listen(run) {
       const told = JSON.parse(line.slice(6));
       if (told.error) throw new Error(told.error.message);
       if (told.provisional) { take(run, told.provisional); follow(); }
-      else if (told.choices.length) run.final = told.choices[0];
+      else if (told.pieces) { run.whole = told.pieces; follow(); }
     }
   }
 }
@@ -93,7 +93,8 @@ function show(clean = false) {
     if (!state) { run.step.textContent = "waiting"; continue; }
     const panel = {mask: run.mask, end: run.card.end_of_text, pieces: run.pieces};
     run.step.textContent = at ? `pass ${state.pass} of ${state.of}: ${state.fresh.size} new, ${state.swapped.size} replaced` : `noise, ${state.of} passes to go`;
-    run.text.replaceChildren(paint(panel, run, clean ? {...state, fresh: new Set(), swapped: new Set()} : state));
+    const whole = at === run.states.length - 1 ? run.whole : null;  // a character of several tokens is known once they all are
+    run.text.replaceChildren(paint(panel, run, {...state, whole, ...clean ? {fresh: new Set(), swapped: new Set()} : {}}));
   }
   $("slide").max = all();
   $("slide").value = frame;
@@ -172,7 +173,9 @@ function recall() {
   $("seed").value = words.get("seed") ?? Math.floor(Math.random() * 2 ** 31);
   compare(words.has("model1"), [pick(""), pick("1")]);
   curl();
-  return words.has("seed");
+  const strange = ["model", "model1"].map(name => words.get(name)).find(name => name && !models.some(m => m.id === name));
+  if (strange) complain(new Error(`no model called ${strange} is served here: choose one, and write`));
+  return words.has("seed") && !strange;
 }
 
 /** Learn which models there are, and write what the address asks for. */

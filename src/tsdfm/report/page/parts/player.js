@@ -24,7 +24,7 @@ function paint(panel, row, state) {
     if (token === panel.mask) { out.append(html("span", {class: "tok mask", role: "img", "aria-label": "masked"})); return; }
     const mark = state.fresh.has(place) ? "new" : state.swapped.has(place) ? "swap" : given.has(place) ? "given"
       : token === panel.end ? "end" : state.noise.has(place) && !done ? "noise" : "";
-    const piece = token === panel.end ? "¶" : panel.pieces[token] ?? "\ufffd";
+    const piece = token === panel.end ? "¶" : state.whole?.[place] ?? panel.pieces[token] ?? "\ufffd";
     if (!mark) { out.append(piece); return; }
     const lead = piece.match(/^\s*/)[0];  // the space before a word is not part of the mark
     out.append(lead, html("span", {class: "tok " + mark}, piece.slice(lead.length) || (lead ? "" : piece)));
