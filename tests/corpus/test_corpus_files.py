@@ -182,6 +182,10 @@ def test_wrong_paths_are_answered(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="set kind to"):
         texts_of(tmp_path / "a.bin")
     assert texts_of(SourceSettings(path=tmp_path / "a.bin", kind="text")) == ["x"]
+    (tmp_path / "gone.txt").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="is a link to a file that is not there"):
+        texts_of(tmp_path)
+    (tmp_path / "gone.txt").unlink()
     (tmp_path / "a.txt").write_text("y")
     with pytest.raises(UserError, match=r"no file of kind csv in .*: leave kind out"):
         texts_of(SourceSettings(path=tmp_path, kind="csv"))

@@ -21,6 +21,7 @@ from tsdfm.engine.distributed import Processes
 from tsdfm.engine.log import Display, Metrics, duration, read_metrics, short
 from tsdfm.errors import UserError
 from tsdfm.store.checkpoint import Store, load_weights, read_state
+from tsdfm.store.files import write_json
 from tsdfm.store.manifest import read_manifest
 
 ALONE = Processes()
@@ -148,6 +149,16 @@ def test_too_many_in_a_row_stop_the_run(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"not finite in 4 steps in a row.*step-00000006"):
         train(tmp_path, ALONE, task={"poison": (4, 5, 6, 7)}, loop={"steps": 20, "max_bad": 4, "eval_every": 0})
     train(tmp_path / "scattered", ALONE, task={"poison": (1, 3, 5, 7)}, loop={"steps": 9, "max_bad": 2})
+
+
+def test_the_folder_of_another_stage_is_left_as_it_is(tmp_path: Path) -> None:
+    write_json(tmp_path / "manifest.json", {"stage": "corpus"})
+    before = (tmp_path / "manifest.json").read_bytes()
+    for resume in (False, True):
+        with pytest.raises(UserError, match="its stage is 'corpus'"):
+            train(tmp_path, ALONE, resume=resume)
+    assert (tmp_path / "manifest.json").read_bytes() == before
+    assert not Store(tmp_path).steps()
 
 
 def test_the_row_of_bad_steps_survives_a_resume(tmp_path: Path) -> None:

@@ -20,13 +20,36 @@ STORIES = [render(SMALL.draw(random.Random(n))) for n in range(5)]
 
 @pytest.mark.parametrize(
     ("name", "lines", "whole"),
-    [("made", True, False), ("made.json", True, False), ("made", False, True), ("made.txt", True, True)],
+    [
+        ("made", True, False),
+        ("made.json", True, False),
+        ("made", False, True),
+        ("made.txt", True, False),
+        ("made.txt", False, True),
+    ],
 )
 def test_a_file_of_another_name_is_read_by_what_it_holds(tmp_path: Path, name: str, lines: bool, whole: bool) -> None:
-    """`tsdfm sample --out made` writes JSON lines whatever the name; a `.txt` is texts whatever it holds."""
+    """`tsdfm sample --out made` writes JSON lines whatever the name."""
     written = [json.dumps({"text": text, "seed": 0}) if lines else text for text in STORIES]
     (tmp_path / name).write_text("\n".join(written))
     assert read_texts(tmp_path / name).texts == (written if whole else STORIES)
+
+
+def test_braces_in_a_txt_are_texts_unless_they_hold_one(tmp_path: Path) -> None:
+    for line in ('{"name": "Leo"}', "{Leo}", '{"text": 3}'):
+        (tmp_path / "made.txt").write_text(f"{line}\nMia\n")
+        assert read_texts(tmp_path / "made.txt").texts == [line, "Mia"]
+
+
+def test_scores_are_not_written_over_the_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = tmp_path / "made.jsonl"
+    texts.write_text(json.dumps({"text": STORIES[0]}) + "\n")
+    before = texts.read_bytes()
+    for word in ("--out", "--cache"):
+        where = str(tmp_path / "." / "made.jsonl")
+        assert main(["judge", "score", "--judge", "world:small", "--texts", str(texts), word, where]) == 2
+        assert f"{word} would write over the texts" in capsys.readouterr().err
+    assert texts.read_bytes() == before
 
 
 def test_scoring_two_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], documents: Path) -> None:

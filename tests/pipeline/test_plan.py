@@ -299,8 +299,20 @@ def test_a_file_of_problems_is_looked_into_before_anything_is_trained(tmp_path: 
 
 def test_a_table_of_the_report_may_have_runs_by_other_jumps() -> None:
     given = {"tables": ["neighbours"], "neighbours": {"also": ["mdlm@remdm-cap:0.1"], "steps": [8]}}
-    (table,) = plan(recipe(measure={}, report=given)).tables
+    (table,) = plan(recipe(measure={"world": "small"}, report=given)).tables
     assert (table.settings.runs[0], table.settings.also, table.settings.steps) == (OUT, ("mdlm@remdm-cap:0.1",), (8,))
+
+
+def test_the_world_that_judges_is_that_of_the_corpus() -> None:
+    for corpus, world in (({"name": "world:full"}, "full"), ({"path": "text.txt"}, ""), (None, "")):
+        made = plan(recipe(measure={}, **({} if corpus is None else {"corpus": corpus})))
+        assert made.measure is not None
+        assert made.measure.world == world
+
+
+def test_a_recipe_without_a_source_is_refused() -> None:
+    with pytest.raises(UserError, match="sources is empty"):
+        plan(recipe(sources=[]))
 
 
 def test_what_needs_a_judge_is_refused_before_anything_runs() -> None:

@@ -252,6 +252,7 @@ def test_what_is_refused(home: Path, report_home: Path, tmp_path: Path, capsys: 
     for words, said in (
         ([str(report_home)], "has no prompts, so no answers"),
         ([teacher, *tokens, "--k", "1,64"], "pass@64 needs as many answers"),
+        ([teacher, *tokens, "--samples", "8"], "--samples is not for answers"),
         ([teacher, *tokens, "--file", str(tmp_path / "words.jsonl")], "has no number as the answer to 'Why?'"),
         ([teacher, *tokens, "--file", str(tmp_path / "long.jsonl")], "fits a row of 58 tokens"),
         ([teacher, *tokens, "--file", str(tmp_path / "none.jsonl")], "none.jsonl"),

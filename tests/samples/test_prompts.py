@@ -92,6 +92,9 @@ def test_files_of_prefixes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert read_prefixes(lines) == ["Mia\n", "Tom", ""]
     lines.write_text('{"prefix": "Mia"}\n{"prefix": "Tom"}\n', encoding="utf-8-sig")
     assert read_prefixes(lines) == ["Mia", "Tom"]
+    lines.rename(tmp_path / "lines.jsonl").write_text("{bad\n", encoding="utf-8")
+    with pytest.raises(UserError, match="line 1: expected a JSON object"):
+        read_prefixes(tmp_path / "lines.jsonl")
     monkeypatch.setattr("sys.stdin", io.StringIO("\ufeffMia\nTom\n"))
     assert read_prefixes("-") == ["Mia", "Tom"]
     with pytest.raises(UserError, match=r"make a \.txt or \.jsonl file of it"):

@@ -315,3 +315,12 @@ def test_weights_that_are_not_finite_are_not_shipped(tmp_path: Path, capsys: pyt
     assert main(["ship", str(run), "--name", "bad", "--out", str(tmp_path / "out")]) == 2
     assert "head.weight holds numbers that are not finite" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("jump", "said"), [("lat", "unknown jump 'lat'"), ("late:2:1:1", "late")])
+def test_a_jump_that_the_student_cannot_be_sampled_by_is_refused(
+    shipping: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], jump: str, said: str
+) -> None:
+    assert main(words(shipping, tmp_path / "out", "--defaults.jump", jump)) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

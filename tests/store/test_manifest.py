@@ -11,7 +11,7 @@ import torch
 from tsdfm.engine.settings import LoopSettings
 from tsdfm.errors import UserError
 from tsdfm.store.files import disk, unfinished, write_json
-from tsdfm.store.manifest import input_sha256, read_manifest, write_manifest
+from tsdfm.store.manifest import check_place, input_sha256, read_manifest, write_manifest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +34,14 @@ def test_a_manifest_says_what_made_the_folder(tmp_path: Path) -> None:
     assert two["inputs"]["corpus"]["sha256"] == hashlib.sha256(content).hexdigest()
     assert (two["stage"], two["rows"], two["seed"], two["settings"]["corpus"]) == ("two", 7, 5, "a")
     assert two["versions"]["torch"] == str(torch.__version__)
+
+
+def test_a_stage_does_not_take_the_folder_of_another(tmp_path: Path) -> None:
+    check_place(tmp_path, "tokens")
+    write_manifest(tmp_path, stage="tokens", settings=STAGE, inputs={})
+    check_place(tmp_path, "tokens")
+    with pytest.raises(UserError, match=r"its stage is 'tokens'.*another --out"):
+        check_place(tmp_path, "teacher")
 
 
 def test_what_began_as_a_public_model_says_so_through_any_number_of_trainings(tmp_path: Path) -> None:

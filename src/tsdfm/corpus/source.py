@@ -210,7 +210,10 @@ def find_files(source: SourceSettings) -> list[Path]:
         if kind == "auto" and file_kind(root) is None:
             raise UserError(f"cannot tell what {root} is by its name: set kind to text, jsonl, csv or parquet")
         return [root]
-    inside = [p for p in root.rglob("*") if p.is_file() and not _hidden(p.relative_to(root))]
+    there = [p for p in root.rglob("*") if not _hidden(p.relative_to(root))]
+    for link in (p for p in there if p.is_symlink() and not p.exists() and file_kind(p) is not None):
+        raise UserError(f"{link} is a link to a file that is not there: mend it, or remove it")
+    inside = [p for p in there if p.is_file()]
     found = [p for p in inside if file_kind(p) is not None and kind in ("auto", file_kind(p))]
     if not found and kind != "auto":
         raise UserError(f"no file of kind {kind} in {root}: leave kind out to read files of every kind")

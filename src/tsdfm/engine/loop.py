@@ -40,7 +40,7 @@ from tsdfm.store.hashes import check_inputs, remember
 from tsdfm.store.kinds import RunState
 from tsdfm.store.lock import Lock, held
 from tsdfm.store.manifest import NAME as MANIFEST
-from tsdfm.store.manifest import make_manifest, read_manifest
+from tsdfm.store.manifest import check_place, make_manifest, read_manifest
 
 
 def fit(
@@ -75,6 +75,7 @@ def fit(
     check_batch(loop, world)
     store = Store(out, loop.keep)
     with holding(out, world) as lock:
+        world.on_main(lambda: check_place(out, record.stage))
         world.on_main(lambda: sweep_run(store))
         start = world.same(world.on_main(lambda: opening(store, resume)) or 0)
         checked = world.on_main(lambda: check_inputs(record.inputs, out)) or {}

@@ -62,3 +62,7 @@ class JudgeScoreSettings(Settings):
         super().__post_init__()
         if not self.texts:
             raise UserError("texts takes at least one file")
+        for word in ("out", "cache"):
+            place = getattr(self, word)
+            if place is not None and any(place.resolve() == file.resolve() for file in self.texts):
+                raise UserError(f"--{word} would write over the texts in {place}: give another file")

@@ -28,6 +28,7 @@ START = "start"
 JUDGE = "judge"
 USUAL = {"init_from": "teacher"}
 """Which model a needed setting takes if nothing is said; for others, the one of the setting's own name."""
+WORLD = "world:"
 NO_JUDGE = "needs a judge: give measure.judges (docs/judges.md), a [judge] section, or measure.world for stories"
 
 
@@ -150,7 +151,7 @@ def make_plan(recipe: Recipe, out: Path) -> Plan:
         starts=starts(recipe, out),
         judge=judge,
         models=tuple(model for source in recipe.sources for model in source_models(recipe, source, out)),
-        measure=read(MeasureSettings, "measure", {}, {"judges": [*map(str, judges)]}),
+        measure=read(MeasureSettings, "measure", {"world": world_in(corpus)}, {"judges": [*map(str, judges)]}),
     )
     plan.training()  # refuses models that wait for each other
     if plan.measure is not None and plan.measure.frontier and not (plan.measure.world or plan.measure.judges):
@@ -158,6 +159,12 @@ def make_plan(recipe: Recipe, out: Path) -> Plan:
     if plan.measure is not None and plan.measure.world:
         world_named(plan.measure.world)
     return plan if recipe.section("report") is None else with_report(plan, recipe)
+
+
+def world_in(corpus: CorpusSettings | None) -> str:
+    """The story world that a corpus is drawn from, whose exact judge reads what models write; none of other texts."""
+    name = "" if corpus is None else corpus.name or ""
+    return name.removeprefix(WORLD) if name.startswith(WORLD) else ""
 
 
 def starts(recipe: Recipe, out: Path) -> tuple[ImportSettings, ...]:

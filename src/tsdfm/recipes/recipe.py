@@ -186,6 +186,8 @@ class Recipe:
     def sources(self) -> tuple[str, ...]:
         """What to train for: what the recipe says, or what its first model is of."""
         found = (self.files | self.flags).get("sources")
+        if found == []:
+            raise UserError("sources is empty: name uniform, mask, or both, or leave it out")
         for name in () if found else self.names:
             method = self._method(name, None)
             found = found or self._own(name).get("source") or (trainer(method).sources[0] if method else None)

@@ -26,7 +26,7 @@ from tsdfm.report.settings import FrontierSettings, MeasureRunsSettings, Measure
 from tsdfm.report.summary import by_steps, every_row, texts_of
 from tsdfm.store.bundle import on_disk
 from tsdfm.store.files import write_json
-from tsdfm.store.manifest import write_manifest
+from tsdfm.store.manifest import check_place, write_manifest
 from tsdfm.tokens.rows import TokenRows
 
 
@@ -82,6 +82,7 @@ def run(settings: MeasureSettings, models: Sequence[Path], tokens: Path, out: Pa
 
     Prints a line a model; with `verbose` a line a cell, a text of each, and every table.
     """
+    check_place(out, "report")
     bench, rows, runs = Bench(settings, Cells(out / "cells")), [], [run_at(path) for path in models]
     for model in runs:
         for steps in settings.steps_of(model):

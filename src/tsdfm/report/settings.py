@@ -237,6 +237,8 @@ class AnswersSettings(ReportSettings, Stepped):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.samples is not None:
+            raise UserError("--samples is not for answers: --n says how many of each problem, --problems of how many")
         if not self.k or max(self.k) > self.n:
             raise UserError(f"pass@{max(self.k, default=1)} needs as many answers of each problem: raise n, or lower k")
 

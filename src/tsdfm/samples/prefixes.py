@@ -14,12 +14,12 @@ FIELDS = ("prefix", "prompt", "question", "text")
 def read_prefixes(path: str | Path, prompted: bool = False) -> list[str]:
     """One prefix a line, spaces at its end included; or JSON lines, objects with one of `FIELDS`. `-` is stdin.
 
-    They are JSON if the first line begins with a brace and can be read as such. For a `prompted` model all but the
-    field `prefix` are prompts, which a newline ends.
+    They are JSON if the file is a .jsonl, or its first line begins with a brace and can be read as such. For a
+    `prompted` model all but the field `prefix` are prompts, which a newline ends.
     """
     path = Path(path)
     lines = text_lines(path)
-    if not isinstance(_object(lines[0][1]), dict):
+    if path.suffix != ".jsonl" and not isinstance(_object(lines[0][1]), dict):
         return as_prompts([line for _, line in lines], prompted)
     out = []
     for number, line in lines:

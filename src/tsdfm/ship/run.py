@@ -10,6 +10,8 @@ from typing import Any
 from tsdfm import terminal
 from tsdfm.compass.model import Compass, load_compass
 from tsdfm.errors import UserError
+from tsdfm.flow.solver import steps_of
+from tsdfm.methods import jump_for
 from tsdfm.nn.ddit import parameters
 from tsdfm.nn.velocity import Velocity, load_velocity, run_folder
 from tsdfm.public.card import check_licence
@@ -70,6 +72,7 @@ def run(settings: ShipSettings) -> Path:
     check_licence(settings.licence)
     given = read_card(settings.card)
     originals = read_originals(settings)
+    steps_of(jump_for(settings.defaults.jump, originals.student.velocity.spec), settings.defaults.steps)
     with whole(out) as temp:
         manifest = fill(temp, originals, settings, given)
         total = weigh(temp, settings.limit_mb)

@@ -42,6 +42,12 @@ def write_manifest(
     return write_json(folder / NAME, made)
 
 
+def check_place(out: Path, stage: str) -> None:
+    """Refuse a folder that another stage made: its manifest would be lost, and what it is with it."""
+    if (out / NAME).is_file() and (found := read_json(out / NAME).get("stage")) != stage:
+        raise UserError(f"{out} holds something else than what this makes (its stage is {found!r}): give another --out")
+
+
 def make_manifest(
     *,
     stage: str,

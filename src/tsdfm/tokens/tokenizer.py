@@ -190,7 +190,9 @@ def utf8(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        raise UserError("the text has half a surrogate pair in it, which is not valid Unicode: remove it") from None
+        raise UserError(
+            "the text is not valid Unicode (half a surrogate pair, or bytes that are not UTF-8): convert it to UTF-8"
+        ) from None
 
 
 def saved_at(folder: str | Path) -> Path | None:
