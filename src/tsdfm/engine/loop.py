@@ -75,9 +75,8 @@ def fit(
     check_batch(loop, world)
     store = Store(out, loop.keep)
     with holding(out, world) as lock:
-        world.on_main(lambda: check_place(out, record.stage))
         world.on_main(lambda: sweep_run(store))
-        start = world.same(world.on_main(lambda: opening(store, resume)) or 0)
+        start = world.same(world.on_main(lambda: opening(store, resume, record.stage)) or 0)
         checked = world.on_main(lambda: check_inputs(record.inputs, out)) or {}
         if begin is not None and not start:
             begin()
@@ -119,10 +118,11 @@ def check_batch(loop: LoopSettings, world: Processes) -> None:
         raise UserError(f"a step has {rows} rows on each process, which micro = {loop.micro} does not divide")
 
 
-def opening(store: Store, resume: bool) -> int:
+def opening(store: Store, resume: bool, stage: str) -> int:
     """The step to start from."""
     newest = store.newest()
     if newest is None:
+        check_place(store.folder.parent, stage)
         return 0
     if not resume:
         raise UserError(f"{store.folder.parent} already has checkpoints: use --resume to go on, or another --out")
