@@ -260,6 +260,7 @@ def test_a_setting_of_a_model_is_known_by_its_type() -> None:
 
 
 READS = {
+    "small_h200": "has no text of its own: give .* corpus.path=FOLDER",
     "gsm8k_1b3": "says runs/dfm-1b3, and there is nothing",
     "gsm8k_cpu": "data/storyteller is not on this machine",
     "gsm8k_small": "says runs/text/tokens, and there is nothing",

@@ -32,6 +32,10 @@ class Training:
 
 def check_inputs(plan: Plan) -> None:
     """Refuse what is read from elsewhere and is not there, before anything is trained for it."""
+    made = plan.tokens
+    text = None if made is None or plan.corpus is not None else made.corpus
+    if text is not None and made is not None and not (text.exists() or made.out.exists()):
+        raise UserError("the recipe has no text of its own: give a file or a folder by --set corpus.path=FOLDER")
     if plan.starts:
         from tsdfm.public.causal import causal_folder  # loads torch
 
