@@ -1,21 +1,27 @@
-"""A real server on loopback, in a thread of the test."""
+"""A real server on loopback, in a thread of the test, and how it is asked."""
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import httpx
 import uvicorn
-from serve_parts import running
+from serve_parts import running, served
 
 from tsdfm.serve.app import create_app
 from tsdfm.serve.patience import HEAD, impatient, patient
 from tsdfm.serve.scheduler import Scheduler
 from tsdfm.serve.served import Served
 from tsdfm.serve.settings import ServeSettings
+
+MODEL = served(source="uniform", step_size=True)
+HTTP = httpx.Client(timeout=600, verify=False, limits=httpx.Limits(max_connections=None))  # no certificates to load
+Server = tuple[str, Scheduler]
 
 
 @contextmanager
@@ -51,3 +57,14 @@ def listening(
             server.should_exit = True
             scheduler.close(wait=False)
             thread.join()
+
+
+def post(server: Server, path: str = "/v1/completions", **body: Any) -> httpx.Response:
+    return HTTP.post(server[0] + path, json={"model": "tiny", **body})
+
+
+def events(answer: httpx.Response) -> list[Any]:
+    lines = [line for line in answer.text.splitlines() if line]
+    assert all(line.startswith("data: ") for line in lines)
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]

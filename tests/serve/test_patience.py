@@ -14,10 +14,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import h11
-import httpx
 import pytest
-from http_parts import listening
-from serve_parts import gate, offline, running, served
+from http_parts import HTTP, MODEL, listening
+from serve_parts import gate, offline, running
 
 from tsdfm.serve.desk import BEHIND, Told
 from tsdfm.serve.jobs import Ask, Seen
@@ -25,9 +24,6 @@ from tsdfm.serve.patience import impatient, patient
 from tsdfm.serve.served import Served
 from tsdfm.serve.settings import ServeSettings
 from tsdfm.settings import range_of
-
-MODEL = served(source="uniform", step_size=True)
-HTTP = httpx.Client(timeout=600, verify=False)
 
 
 def test_a_slow_reader_gets_several_passes_as_one_and_the_same_text() -> None:

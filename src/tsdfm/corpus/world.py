@@ -217,6 +217,12 @@ def world_named(name: str) -> World:
     return WORLDS[name]
 
 
+def world_of_corpus(name: str | None) -> str:
+    """The world that a corpus of this name is drawn from, as in `world:small`; of other texts, ''."""
+    kind, _, world = (name or "").partition(":")
+    return world if kind == "world" else ""
+
+
 def render(words: Sequence[str]) -> str:
     """Words as text: a full stop follows its word without a space."""
     return " ".join(words).replace(" .", ".")

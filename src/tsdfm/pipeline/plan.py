@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tsdfm.compass.settings import ValidateSettings
 from tsdfm.corpus.settings import CorpusSettings
-from tsdfm.corpus.world import world_named
+from tsdfm.corpus.world import world_named, world_of_corpus
 from tsdfm.errors import UserError
 from tsdfm.judges.settings import JudgeTrainSettings
 from tsdfm.public.settings import ImportSettings, check_start
@@ -28,7 +28,6 @@ START = "start"
 JUDGE = "judge"
 USUAL = {"init_from": "teacher"}
 """Which model a needed setting takes if nothing is said; for others, the one of the setting's own name."""
-WORLD = "world:"
 NO_JUDGE = "needs a judge: give measure.judges (docs/judges.md), a [judge] section, or measure.world for stories"
 
 
@@ -142,6 +141,9 @@ def make_plan(recipe: Recipe, out: Path) -> Plan:
         judge.net.shape()
     judges = (recipe.section("measure") or {}).get("judges", [])
     judges = [*([judge.out] if judge else []), *([judges] if isinstance(judges, str) else judges)]
+    world = {
+        "world": world_of_corpus(None if corpus is None else corpus.name)
+    }  # whose exact judge reads what models write
     plan = Plan(
         out=out,
         seed=recipe.seed,
@@ -151,7 +153,7 @@ def make_plan(recipe: Recipe, out: Path) -> Plan:
         starts=starts(recipe, out),
         judge=judge,
         models=tuple(model for source in recipe.sources for model in source_models(recipe, source, out)),
-        measure=read(MeasureSettings, "measure", {"world": world_in(corpus)}, {"judges": [*map(str, judges)]}),
+        measure=read(MeasureSettings, "measure", world, {"judges": [*map(str, judges)]}),
     )
     plan.training()  # refuses models that wait for each other
     if plan.measure is not None and plan.measure.frontier and not (plan.measure.world or plan.measure.judges):
@@ -159,12 +161,6 @@ def make_plan(recipe: Recipe, out: Path) -> Plan:
     if plan.measure is not None and plan.measure.world:
         world_named(plan.measure.world)
     return plan if recipe.section("report") is None else with_report(plan, recipe)
-
-
-def world_in(corpus: CorpusSettings | None) -> str:
-    """The story world that a corpus is drawn from, whose exact judge reads what models write; none of other texts."""
-    name = "" if corpus is None else corpus.name or ""
-    return name.removeprefix(WORLD) if name.startswith(WORLD) else ""
 
 
 def starts(recipe: Recipe, out: Path) -> tuple[ImportSettings, ...]:

@@ -32,9 +32,8 @@ class Training:
 
 def check_inputs(plan: Plan) -> None:
     """Refuse what is read from elsewhere and is not there, before anything is trained for it."""
-    made = plan.tokens
-    text = None if made is None or plan.corpus is not None else made.corpus
-    if text is not None and made is not None and not (text.exists() or made.out.exists()):
+    tokens = plan.tokens if plan.corpus is None else None  # of a corpus that the recipe does not make
+    if tokens is not None and tokens.corpus is not None and not (tokens.corpus.exists() or tokens.out.exists()):
         raise UserError("the recipe has no text of its own: give a file or a folder by --set corpus.path=FOLDER")
     if plan.starts:
         from tsdfm.public.causal import causal_folder  # loads torch

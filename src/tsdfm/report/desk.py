@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tsdfm import terminal
+from tsdfm.corpus.world import world_of_corpus
 from tsdfm.distil.settings import NavigateSettings
 from tsdfm.errors import UserError
 from tsdfm.judges import Judge
@@ -206,8 +207,7 @@ def world_of(home: Path, before: Plain) -> str:
     """The story world the runs were measured with, or that their corpus is of; none for other texts."""
     if "world" in before:
         return before["world"] or ""
-    name = str(settings_in(home / "corpus").get("name") or "")
-    return name.removeprefix("world:") if name.startswith("world:") else ""
+    return world_of_corpus(settings_in(home / "corpus").get("name"))
 
 
 def size(parameters: int) -> str:

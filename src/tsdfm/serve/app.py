@@ -133,9 +133,7 @@ def health(app: FastAPI, scheduler: Intake, registry: CollectorRegistry) -> None
     said = {"application/json": {"schema": {"$ref": f"#/components/schemas/{ErrorAnswer.__name__}"}}}
     told: dict[int | str, dict[str, Any]] = {
         400: {"description": "it is not HTTP", "content": TEXT},
-        403: {"description": ERRORS[403]["description"], "content": said},
-        413: {"description": ERRORS[413]["description"], "content": said},
-        500: {"description": ERRORS[500]["description"], "content": said},
+        **{status: {"description": ERRORS[status]["description"], "content": said} for status in (403, 413, 500)},
     }
     not_now: dict[int | str, dict[str, Any]] = {503: {"description": "broken down, or not ready", "content": TEXT}}
 

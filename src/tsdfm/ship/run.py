@@ -72,7 +72,8 @@ def run(settings: ShipSettings) -> Path:
     check_licence(settings.licence)
     given = read_card(settings.card)
     originals = read_originals(settings)
-    steps_of(jump_for(settings.defaults.jump, originals.student.velocity.spec), settings.defaults.steps)
+    own = settings.defaults  # which must be such that the student can be sampled by them
+    steps_of(jump_for(own.jump, originals.student.velocity.spec), own.steps)
     with whole(out) as temp:
         manifest = fill(temp, originals, settings, given)
         total = weigh(temp, settings.limit_mb)
