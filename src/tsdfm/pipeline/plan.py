@@ -141,9 +141,7 @@ def make_plan(recipe: Recipe, out: Path) -> Plan:
         judge.net.shape()
     judges = (recipe.section("measure") or {}).get("judges", [])
     judges = [*([judge.out] if judge else []), *([judges] if isinstance(judges, str) else judges)]
-    world = {
-        "world": world_of_corpus(None if corpus is None else corpus.name)
-    }  # whose exact judge reads what models write
+    world = world_of_corpus(None if corpus is None else corpus.name)  # whose exact judge reads what models write
     plan = Plan(
         out=out,
         seed=recipe.seed,
@@ -153,7 +151,7 @@ def make_plan(recipe: Recipe, out: Path) -> Plan:
         starts=starts(recipe, out),
         judge=judge,
         models=tuple(model for source in recipe.sources for model in source_models(recipe, source, out)),
-        measure=read(MeasureSettings, "measure", world, {"judges": [*map(str, judges)]}),
+        measure=read(MeasureSettings, "measure", {"world": world}, {"judges": [*map(str, judges)]}),
     )
     plan.training()  # refuses models that wait for each other
     if plan.measure is not None and plan.measure.frontier and not (plan.measure.world or plan.measure.judges):
